@@ -1,0 +1,196 @@
+"""The procedure (§3.4): draw, choose the label, bound its score and the others', certify."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pixeldp._checks import one_of, open_unit
+from pixeldp.bounds import DEFAULT_METHOD, METHODS, Bounds, check_draws, confidence_bounds
+from pixeldp.certificates import CERTIFICATES, certified_radius
+from pixeldp.errors import InvalidArgument
+from pixeldp.scores import KINDS, Scores
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy.typing as npt
+    import torch
+
+    from pixeldp.mechanisms import Mechanism
+    from pixeldp.model import PixelDP
+
+
+@dataclass(frozen=True, eq=False)
+class Certification:
+    """What is certified of N inputs; every array has one entry an input.
+
+    Attributes
+    ----------
+    label:
+        The label with the highest mean score.
+    radius:
+        No input within this distance (in the norm of ``noise``, in the units of the input)
+        changes the label of the expected scores; with probability at least ``confidence``, for
+        each input. 0.0 where nothing is certified.
+    abstained:
+        Whether the draws could not tell the label from the others at this confidence.
+    lower, upper:
+        The label's lower bound, and the largest that another label's expected score can be.
+    certificate, kind:
+        Which certificate, on which scores (``argmax`` or ``softmax``).
+    noise, sensitivity:
+        What the radius was computed with.
+    bounds, scores:
+        All labels' bounds, and the sums over draws that they come from.
+    """
+
+    label: npt.NDArray[np.int64]
+    radius: npt.NDArray[np.float64]
+    abstained: npt.NDArray[np.bool_]
+    lower: npt.NDArray[np.float64]
+    upper: npt.NDArray[np.float64]
+    certificate: str
+    kind: str
+    noise: Mechanism
+    sensitivity: float
+    bounds: Bounds
+    scores: Scores
+
+    @property
+    def confidence(self) -> float:
+        """``1 − alpha``, for each input by itself."""
+        return self.bounds.confidence
+
+    def with_certificate(self, certificate: str) -> npt.NDArray[np.float64]:
+        """Return the radii under another certificate: same draws, same bounds, no cost in alpha."""
+        return certified_radius(
+            self.lower,
+            self.upper,
+            self.noise,
+            certificate=certificate,
+            sensitivity=self.sensitivity,
+        )
+
+
+def certify(
+    model: PixelDP,
+    x: torch.Tensor,
+    *,
+    draws: int,
+    confidence: float = 0.95,
+    scores: str = "argmax",
+    certificate: str = "tight",
+    bound: str | None = None,
+    seed: int | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> Certification:
+    """Certify the predictions of ``model`` on a batch of inputs.
+
+    Parameters
+    ----------
+    x:
+        ``(batch, ...)``.
+    draws:
+        Noisy scores for each input. Too few for this confidence is an error before the first.
+    confidence:
+        The probability, for each input, that its certificate holds.
+    scores:
+        ``argmax`` (usually certifies more) or ``softmax``.
+    certificate:
+        ``tight`` or ``dp``.
+    bound:
+        ``clopper-pearson`` (argmax scores only) or ``hoeffding``; by default the one that fits.
+    seed:
+        For a repeatable result on one machine; drawn from the operating system unless given.
+        Whoever can foresee the noise can attack it: leave it out where that matters.
+    progress:
+        Called with the number of inputs done.
+
+    >>> import torch
+    >>> from pixeldp import Gaussian, PixelDP
+    >>> network = torch.nn.Linear(2, 2, bias=False)
+    >>> network.weight.data = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+    >>> model = PixelDP(network, Gaussian(scale=0.5, norm=2))
+    >>> result = certify(model, torch.tensor([[1.0, 0.0]]), draws=1000, seed=7)
+    >>> result.label, bool(result.radius[0] < 1.0)  # 1.0 is this input's true robust radius
+    (array([0]), True)
+    """
+    from pixeldp.sampling import sample_scores
+
+    one_of("certificate", certificate, CERTIFICATES)
+    method = _method_for(scores, bound)
+    open_unit("confidence", confidence)
+    model.check_inputs(x)
+    labels = _count_labels(model, x)
+    check_draws(draws, labels=labels, confidence=confidence, method=method)
+    drawn = sample_scores(model, x, draws=draws, seed=seed, progress=progress)
+    return certify_scores(
+        drawn,
+        noise=model.noise,
+        sensitivity=model.sensitivity,
+        confidence=confidence,
+        scores=scores,
+        certificate=certificate,
+        bound=bound,
+    )
+
+
+def certify_scores(
+    drawn: Scores,
+    *,
+    noise: Mechanism,
+    sensitivity: float,
+    confidence: float = 0.95,
+    scores: str = "argmax",
+    certificate: str = "tight",
+    bound: str | None = None,
+) -> Certification:
+    """Certify from draws that were made before; the network is not needed."""
+    method = _method_for(scores, bound)
+    totals = drawn.totals(scores)
+    low, up = confidence_bounds(totals, drawn.draws, confidence=confidence, method=method)
+    label = totals.argmax(axis=1)
+    rows = np.arange(len(label))
+    lower = low[rows, label]
+    # The maximum over every other label's upper bound: with soft scores, the runner-up by mean
+    # need not have it.
+    others = up.copy()
+    others[rows, label] = -np.inf
+    # Scores sum to 1, so no other label can have more than what the label leaves.
+    upper = np.minimum(others.max(axis=1), np.nextafter(1 - lower, 1.0))
+    return Certification(
+        label=label.astype(np.int64),
+        radius=certified_radius(
+            lower, upper, noise, certificate=certificate, sensitivity=sensitivity
+        ),
+        abstained=lower <= upper,
+        lower=lower,
+        upper=upper,
+        certificate=certificate,
+        kind=scores,
+        noise=noise,
+        sensitivity=sensitivity,
+        bounds=Bounds(lower=low, upper=up, confidence=confidence, method=method),
+        scores=drawn,
+    )
+
+
+def _method_for(scores: str, bound: str | None) -> str:
+    one_of("scores", scores, KINDS)
+    method = DEFAULT_METHOD[scores] if bound is None else one_of("bound", bound, METHODS)
+    if scores == "softmax" and method == "clopper-pearson":
+        raise InvalidArgument(
+            "bound='clopper-pearson' counts argmax scores and does not hold for "
+            "scores='softmax'; take bound='hoeffding' or scores='argmax'"
+        )
+    return method
+
+
+def _count_labels(model: PixelDP, x: torch.Tensor) -> int:
+    import torch
+
+    with torch.no_grad():
+        return int(model.back(model.front(x[:1])).shape[-1])

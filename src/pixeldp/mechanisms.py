@@ -1,0 +1,205 @@
+"""What is drawn at the noise layer, and how its scale relates to an attack size (§3.2).
+
+A mechanism fixes ``q``, the output norm in which it needs the sensitivity of what precedes it:
+Laplace needs Δ_{p,1}, Gaussian needs Δ_{p,2}. It is an attribute of the class, so that pairing a
+mechanism with the wrong sensitivity cannot be written down.
+
+It also knows how much an attack can change a probability. An attack of size L moves what the
+noise is added to by at most ``Δ L`` in the q-norm; ``r = Δ L / scale``, the *shift*, is that in
+noise scales, and everything depends on L through r alone.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Self
+
+import numpy as np
+from scipy import special
+
+from pixeldp._checks import open_unit, positive
+from pixeldp.errors import InvalidArgument
+from pixeldp.norms import attack_norm
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import torch
+
+    Array = npt.NDArray[np.float64]
+
+# Sixteen units in the last place: the error of the special functions here, with room.
+_ROUNDING = 16 * float(np.finfo(np.float64).eps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mechanism(ABC):
+    """Independent zero-mean noise of one scale on every coordinate.
+
+    Attributes
+    ----------
+    scale:
+        sigma, the standard deviation, for Gaussian; b for Laplace (whose standard deviation is
+        ``sqrt(2) b``). In the units of what the noise is added to.
+    norm:
+        p, the norm of the attack that is certified against.
+    """
+
+    scale: float
+    norm: float
+
+    name: ClassVar[str]
+    q: ClassVar[int]
+
+    def __post_init__(self) -> None:
+        """Refuse a scale or a norm that cannot be."""
+        object.__setattr__(self, "scale", positive("scale", self.scale))
+        attack_norm(self.norm)
+
+    @abstractmethod
+    def sample(self, like: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+        """Draw noise of the shape, type and device of ``like``."""
+
+    @abstractmethod
+    def least_after(self, probability: npt.ArrayLike, shift: npt.ArrayLike) -> Array:
+        """Return the least that an expected score of at least ``probability`` can become.
+
+        This is the trade-off function of the mechanism, seen from the test's power: by the lemma
+        of Neyman and Pearson nothing is attained below it, and for scores in [0, 1] nothing
+        changes. The most that a score of at most p can become is ``1 − least_after(1 − p, r)``.
+        """
+
+    @abstractmethod
+    def largest_shift(self, lower: Array, upper: Array) -> Array:
+        """Return the supremum of the shifts r that keep the label, for 0 ≤ upper < lower ≤ 1.
+
+        That is, with ``least_after(lower, r) > 1 − least_after(1 − upper, r)``; rounded down.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gaussian(Mechanism):
+    """The Gaussian mechanism: needs Δ_{p,2} and gives (ε, δ)-DP for ε ≤ 1.
+
+    >>> round(Gaussian.for_attack(size=0.3, epsilon=1.0, delta=0.05, norm=2).scale, 4)
+    0.7612
+    """
+
+    name: ClassVar[str] = "gaussian"
+    q: ClassVar[int] = 2
+
+    @classmethod
+    def for_attack(
+        cls, *, size: float, epsilon: float, delta: float, norm: float, sensitivity: float = 1.0
+    ) -> Self:
+        """Build the paper's noise for attacks up to ``size``: the construction attack bound L.
+
+        ``sigma = sqrt(2 ln(1.25/δ)) Δ_{p,2} L / ε`` (§3.2), for ε in (0, 1] only: above 1 the
+        true δ is larger than the claimed one.
+        """
+        if positive("epsilon", epsilon) > 1:
+            raise InvalidArgument(
+                f"epsilon must be in (0, 1] for the Gaussian mechanism, got epsilon={epsilon!r}; "
+                "take a larger delta, or give the scale itself: Gaussian(scale=…, norm=…)"
+            )
+        factor = math.sqrt(2 * math.log(1.25 / open_unit("delta", delta)))
+        size = positive("size", size)
+        return cls(scale=factor * positive("sensitivity", sensitivity) * size / epsilon, norm=norm)
+
+    def size(self, *, epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
+        """Return the attack size L that this noise is (ε, δ)-DP for."""
+        unit = Gaussian.for_attack(
+            size=1.0, epsilon=epsilon, delta=delta, norm=self.norm, sensitivity=sensitivity
+        )
+        return self.scale / unit.scale
+
+    def sample(self, like: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+        """Draw ``N(0, scale²)`` on every coordinate."""
+        return like.new_empty(like.shape).normal_(0.0, self.scale, generator=generator)
+
+    def least_after(self, probability: npt.ArrayLike, shift: npt.ArrayLike) -> Array:
+        """Return ``Φ(Φ⁻¹(p) − r)``."""
+        quantile = special.ndtri(np.asarray(probability, dtype=np.float64))
+        return np.asarray(special.ndtr(quantile - np.asarray(shift, dtype=np.float64)))
+
+    def largest_shift(self, lower: Array, upper: Array) -> Array:
+        """Return ``(Φ⁻¹(lower) − Φ⁻¹(upper)) / 2``."""
+        first, second = special.ndtri(lower), special.ndtri(upper)
+        with np.errstate(invalid="ignore"):  # inf − inf in the slack of an infinite shift
+            slack = _ROUNDING * (np.abs(first) + np.abs(second))
+        return np.where(np.isinf(first - second), np.inf, (first - second - slack) / 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Laplace(Mechanism):
+    """The Laplace mechanism: needs Δ_{p,1} and gives (ε, 0)-DP.
+
+    >>> Laplace.for_attack(size=0.3, epsilon=1.0, norm=1).scale
+    0.3
+    """
+
+    name: ClassVar[str] = "laplace"
+    q: ClassVar[int] = 1
+
+    @classmethod
+    def for_attack(
+        cls, *, size: float, epsilon: float, norm: float, sensitivity: float = 1.0
+    ) -> Self:
+        """Build the paper's noise for attacks up to ``size``: ``b = Δ_{p,1} L / ε`` (§3.2)."""
+        return cls(
+            scale=positive("sensitivity", sensitivity)
+            * positive("size", size)
+            / positive("epsilon", epsilon),
+            norm=norm,
+        )
+
+    def size(self, *, epsilon: float, sensitivity: float = 1.0) -> float:
+        """Return the attack size L that this noise is (ε, 0)-DP for."""
+        return self.scale * positive("epsilon", epsilon) / positive("sensitivity", sensitivity)
+
+    def sample(self, like: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+        """Draw ``exp(−|z|/b) / 2b`` on every coordinate.
+
+        As the difference of two exponentials: the inverse of the distribution function, in
+        float32, would cut the tails off at about 16 b.
+        """
+        first = like.new_empty(like.shape).exponential_(generator=generator)
+        second = like.new_empty(like.shape).exponential_(generator=generator)
+        return first.sub_(second).mul_(self.scale)
+
+    def least_after(self, probability: npt.ArrayLike, shift: npt.ArrayLike) -> Array:
+        """Return the least power, in three pieces of the miss ``a = 1 − p``.
+
+        ``1 − eʳ a`` if ``a < e⁻ʳ/2``; ``e⁻ʳ / 4a`` if ``e⁻ʳ/2 ≤ a ≤ 1/2``; ``e⁻ʳ (1 − a)`` above.
+        The worst shift of a given 1-norm is along one coordinate.
+        """
+        p, r = np.broadcast_arrays(np.asarray(probability, float), np.asarray(shift, float))
+        miss, shrink = 1 - p, np.exp(-r)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # in pieces not taken
+            least = np.select(
+                [miss == 0, miss > 0.5, miss >= shrink / 2],
+                [np.ones_like(p), shrink * p, shrink / (4 * miss)],
+                1 - np.exp(r) * miss,
+            )
+        return np.asarray(least)
+
+    def largest_shift(self, lower: Array, upper: Array) -> Array:
+        """Return where the two curves meet, in closed form.
+
+        ``½ ln(lower / upper)`` if ``lower < ½``; ``½ ln((1 − upper) / (1 − lower))`` if
+        ``upper > ½``; else ``−½ ln(4 (1 − lower) upper)``.
+        """
+        with np.errstate(divide="ignore"):  # certain scores are moved by no shift: infinity
+            ratio = np.select(
+                [lower < 0.5, upper > 0.5],
+                [lower / upper, (1 - upper) / (1 - lower)],
+                0.25 / ((1 - lower) * upper),
+            )
+        # The ratio carries a few roundings, the logarithm one more.
+        return np.asarray(np.maximum(np.log(ratio) * (1 - _ROUNDING) - _ROUNDING, 0.0) / 2)
+
+
+MECHANISMS: dict[str, type[Gaussian | Laplace]] = {
+    mechanism.name: mechanism for mechanism in (Gaussian, Laplace)
+}

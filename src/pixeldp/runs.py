@@ -1,0 +1,365 @@
+"""A run: the folder that holds a trained model, its draws and its certificates.
+
+::
+
+    config.json        everything needed to rebuild the network, with a version
+    model.safetensors  its weights
+    train.jsonl        one line an epoch
+    scores/            sums over draws for each input, from which anything is certified again
+    certificates.json  how the certificates were made
+    certificates.tsv   the certificates, one line an input
+    report.html, plots/
+
+Nothing in it is a pickle. A file appears under its name only when it is whole; ``config.json`` is
+written last, with the digest of the weights, so a folder without it was not finished.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import platform
+import tempfile
+from decimal import ROUND_FLOOR, Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+import safetensors.torch
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from pixeldp._version import __version__
+from pixeldp.constraints import hold_sensitivity
+from pixeldp.errors import (
+    InvalidArgument,
+    NotARun,
+    RunCorrupt,
+    RunExists,
+    RunInaccessible,
+    RunIncomplete,
+    RunMissing,
+    RunTooNew,
+)
+from pixeldp.mechanisms import MECHANISMS, Gaussian, Laplace
+from pixeldp.model import PixelDP
+from pixeldp.networks import build_network
+from pixeldp.scores import Scores
+from pixeldp.training import Recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+Model = TypeVar("Model", bound=BaseModel)
+
+FORMAT_VERSION = 1
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+TRAINING_LOG = "train.jsonl"
+SCORES = "scores/test.safetensors"
+CERTIFICATES = "certificates.tsv"
+SETTINGS = "certificates.json"
+REPORT = "report.html"
+_SCORE_ARRAYS = ("counts", "sums", "squares", "draws", "seconds")
+_OWN_FILES = (CONFIG, WEIGHTS, TRAINING_LOG, SCORES, CERTIFICATES, SETTINGS, REPORT)
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class NoiseConfig(_Record):
+    """The noise layer: what is drawn, and where it is added."""
+
+    mechanism: Literal["gaussian", "laplace"]
+    scale: float
+    norm: float
+    after: str | None
+
+    def build(self) -> Gaussian | Laplace:
+        """Return the mechanism."""
+        return MECHANISMS[self.mechanism](scale=self.scale, norm=self.norm)
+
+
+class RunConfig(_Record):
+    """Everything needed to rebuild the model of a run."""
+
+    format: Literal["pixeldp-run"] = "pixeldp-run"
+    version: int = FORMAT_VERSION
+    dataset: str
+    network: str
+    input_shape: tuple[int, ...]
+    input_range: tuple[float, float]
+    label_names: tuple[str, ...]
+    noise: NoiseConfig
+    held_sensitivity: float | None
+    recipe: Recipe
+    weights_sha256: str = ""
+    versions: dict[str, str] = {}
+
+    def build(self) -> PixelDP:
+        """Return the model with fresh weights, its layer before the noise held as configured."""
+        network = build_network(
+            self.network, input_shape=self.input_shape, labels=len(self.label_names)
+        )
+        noise = self.noise.build()
+        if self.held_sensitivity is not None:
+            if self.noise.after is None:
+                raise InvalidArgument("held_sensitivity is for noise after a layer, not the input")
+            hold_sensitivity(
+                network,
+                self.noise.after,
+                self.input_shape,
+                p=int(noise.norm),
+                q=noise.q,
+                bound=self.held_sensitivity,
+            )
+        return PixelDP(
+            network,
+            noise,
+            after=self.noise.after,
+            input_shape=self.input_shape,
+            input_range=self.input_range,
+        )
+
+
+class CertificationSettings(_Record):
+    """How the certificates of a run were made from its scores."""
+
+    confidence: float
+    scores: str
+    certificate: str
+    bound: str
+    sensitivity: float
+    images: int
+    draws: int
+    seed: int
+
+
+def load(folder: str | os.PathLike[str]) -> PixelDP:
+    """Return the model of a run folder, in evaluation mode, ready to certify.
+
+    Raises
+    ------
+    RunError
+        Its subclass says what is wrong: missing, half written, from a newer version, not a run.
+    """
+    config, path = read_config(folder), Path(folder) / WEIGHTS
+    if not path.is_file():
+        raise RunIncomplete(f"the run {str(folder)!r} has no {WEIGHTS}; train it again")
+    content = _read(path)
+    if hashlib.sha256(content).hexdigest() != config.weights_sha256:
+        raise RunCorrupt(
+            f"{str(path)!r} is damaged or belongs to another run: its digest is not the one in "
+            f"{CONFIG}; restore the folder or train it again"
+        )
+    model = config.build()
+    try:
+        model.network.load_state_dict(safetensors.torch.load(content))
+    except (RuntimeError, safetensors.SafetensorError) as error:
+        raise RunCorrupt(f"the weights in {str(path)!r} do not fit the network: {error}") from error
+    return model.eval()
+
+
+def read_config(folder: str | os.PathLike[str]) -> RunConfig:
+    """Return the configuration of a run folder, or say what is wrong with the folder."""
+    root = Path(folder)
+    if not root.exists():
+        raise RunMissing(f"there is no run folder {str(folder)!r}; make one with: pixeldp train")
+    if not root.is_dir():
+        raise NotARun(f"{str(folder)!r} is a file, not a run folder")
+    path = root / CONFIG
+    if not path.exists():
+        if any((root / name).exists() for name in _OWN_FILES):
+            raise RunIncomplete(
+                f"the run {str(folder)!r} is half written: it has no {CONFIG}, which comes last; "
+                "train it again with --overwrite"
+            )
+        raise NotARun(f"{str(folder)!r} is not a run folder: it has no {CONFIG}")
+    data = _json_object(path)
+    if data.get("format") != "pixeldp-run":
+        raise NotARun(f"{str(path)!r} is not the configuration of a run")
+    version = data.get("version")
+    if isinstance(version, int) and version > FORMAT_VERSION:
+        raise RunTooNew(
+            f"{str(folder)!r} was written in run format {version}, but this pixeldp {__version__} "
+            f"reads up to {FORMAT_VERSION}; install a newer pixeldp"
+        )
+    return _validated(RunConfig, data, path)
+
+
+def begin(folder: str | os.PathLike[str], *, overwrite: bool) -> Path:
+    """Make an empty run folder. With ``overwrite``, an earlier run's own files are removed."""
+    root = Path(folder)
+    try:
+        if root.exists():
+            _check_may_write(root, overwrite=overwrite)
+            # The configuration first: without it the rest is known to be unfinished.
+            for name in _OWN_FILES:
+                (root / name).unlink(missing_ok=True)
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _cannot("write to", root, error) from error
+    return root
+
+
+def _check_may_write(root: Path, *, overwrite: bool) -> None:
+    if not root.is_dir():
+        raise NotARun(f"{str(root)!r} is a file; give another --out")
+    if not any(root.iterdir()):
+        return
+    if not any((root / name).exists() for name in _OWN_FILES):
+        raise NotARun(f"{str(root)!r} holds other files and no run; give an empty or a new folder")
+    if not overwrite:
+        raise RunExists(
+            f"there is a run in {str(root)!r} already; give another --out, or --overwrite to "
+            "replace it"
+        )
+
+
+def finish(folder: Path, config: RunConfig, model: PixelDP) -> RunConfig:
+    """Write the weights and then the configuration, which makes the run complete."""
+    state = {name: tensor.contiguous() for name, tensor in model.network.state_dict().items()}
+    content = safetensors.torch.save(state)
+    write(folder / WEIGHTS, content)
+    done = config.model_copy(
+        update={
+            "weights_sha256": hashlib.sha256(content).hexdigest(),
+            "versions": {
+                "pixeldp": __version__,
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+            },
+        }
+    )
+    write(folder / CONFIG, (done.model_dump_json(indent=2) + "\n").encode())
+    return done
+
+
+def append_log(folder: Path, entry: dict[str, Any]) -> None:
+    """Append one line to the training log."""
+    path = folder / TRAINING_LOG
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+    except OSError as error:
+        raise _cannot("write", path, error) from error
+
+
+def write_scores(folder: Path, config: RunConfig, scores: Scores) -> None:
+    """Keep the sums over draws, with what they were drawn from."""
+    arrays = {name: getattr(scores, name) for name in _SCORE_ARRAYS}
+    content = safetensors.numpy.save(
+        # The file format takes an array's bytes as they lie in memory.
+        {name: np.ascontiguousarray(array) for name, array in arrays.items()},
+        metadata={"seed": str(scores.seed), "weights_sha256": config.weights_sha256},
+    )
+    write(folder / SCORES, content)
+
+
+def read_scores(folder: Path, config: RunConfig) -> Scores:
+    """Return the sums over draws; refuse those of other weights."""
+    path = folder / SCORES
+    if not path.is_file():
+        raise RunIncomplete(
+            f"the run {str(folder)!r} has no certificates yet; make them with: "
+            f"pixeldp certify {folder}"
+        )
+    try:
+        with safetensors.safe_open(path, framework="np") as file:
+            metadata = file.metadata() or {}
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        scores = Scores(**arrays, seed=int(metadata["seed"]))
+    except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise RunCorrupt(
+            f"{str(path)!r} cannot be read as scores ({error}); certify the run again"
+        ) from error
+    if metadata.get("weights_sha256") != config.weights_sha256:
+        raise RunCorrupt(
+            f"{str(path)!r} was drawn from other weights than the run's; certify the run again"
+        )
+    return scores
+
+
+def read_settings(folder: Path) -> CertificationSettings:
+    """Return how the run's certificates were made."""
+    path = folder / SETTINGS
+    if not path.is_file():
+        raise RunIncomplete(
+            f"the run {str(folder)!r} has no certificates yet; make them with: "
+            f"pixeldp certify {folder}"
+        )
+    return _validated(CertificationSettings, _json_object(path), path)
+
+
+def rounded_down(value: float, digits: int = 6) -> str:
+    """Return a radius for a file or a page: rounding it up would make a false certificate.
+
+    >>> rounded_down(1.9999999)
+    '1.999999'
+    """
+    if math.isinf(value):
+        return "inf"
+    return str(Decimal(value).quantize(Decimal(1).scaleb(-digits), rounding=ROUND_FLOOR))
+
+
+def write_table(path: Path, columns: dict[str, Iterable[object]]) -> None:
+    """Write a tab-separated table."""
+    rows = zip(*columns.values(), strict=True)
+    lines = ["\t".join(columns), *("\t".join(str(cell) for cell in row) for row in rows)]
+    write(path, ("\n".join(lines) + "\n").encode())
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a file so that it is there whole or not at all, whatever happens meanwhile."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(temporary).chmod(0o644)
+            Path(temporary).replace(path)
+        finally:
+            Path(temporary).unlink(missing_ok=True)
+    except OSError as error:
+        raise _cannot("write", path, error) from error
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise _cannot("read", path, error) from error
+
+
+def _cannot(verb: str, path: Path, error: OSError) -> RunInaccessible:
+    return RunInaccessible(f"cannot {verb} {str(path)!r}: {error.strerror or error}")
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(_read(path))
+    except ValueError as error:
+        raise RunCorrupt(
+            f"{str(path)!r} is not readable JSON ({error}); it may be cut off"
+        ) from error
+    if not isinstance(data, dict):
+        raise NotARun(f"{str(path)!r} is not part of a run")
+    return data
+
+
+def _validated(kind: type[Model], data: dict[str, Any], path: Path) -> Model:
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise RunCorrupt(f"{str(path)!r} is damaged: {place}: {first['msg']}") from error

@@ -1,0 +1,112 @@
+"""Many noisy scores for every input: the Monte Carlo estimate of ``E A(x)`` (§3.4)."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from pixeldp._checks import whole
+from pixeldp.errors import InvalidArgument, InvalidScores
+from pixeldp.scores import Scores
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pixeldp.model import PixelDP
+
+# Draws that go through the back at once: enough to keep two cores busy, small in memory.
+DEFAULT_BATCH = 500
+
+_MAX_SEED = 2**63 - 1
+
+
+def fresh_seed() -> int:
+    """Return a seed from the operating system, so that nobody can foresee the noise."""
+    return secrets.randbelow(_MAX_SEED)
+
+
+def checked_seed(seed: int | None) -> int:
+    """Return a usable seed: the one that was given, or a fresh one."""
+    if seed is None:
+        return fresh_seed()
+    if isinstance(seed, bool) or not 0 <= seed <= _MAX_SEED:
+        raise InvalidArgument(f"seed must be a whole number in [0, 2**63), got seed={seed!r}")
+    return seed
+
+
+@torch.no_grad()
+def sample_scores(
+    model: PixelDP,
+    x: torch.Tensor,
+    *,
+    draws: int,
+    seed: int | None = None,
+    batch_size: int = DEFAULT_BATCH,
+    progress: Callable[[int], object] | None = None,
+) -> Scores:
+    """Draw ``draws`` noisy scores for every input of ``x``, argmax and softmax at once.
+
+    The front runs once for all draws of an input. Input number i draws its noise from a stream of
+    its own, derived from ``(seed, i)``, so that its scores do not depend on the inputs beside it.
+    ``progress`` is called with the number of inputs done, after each.
+    """
+    draws = whole("draws", draws, least=1)
+    batch_size = whole("batch_size", batch_size, least=1)
+    seed = checked_seed(seed)
+    model.check_inputs(x)
+    rows = []
+    for number, one in enumerate(x):
+        began = time.perf_counter()
+        generator = _stream(seed, number, x.device)
+        value = model.front(one[None])
+        totals = sum(
+            _scores_of(model, value.expand(size, *value.shape[1:]), generator)
+            for size in _batches(draws, batch_size)
+        )
+        rows.append((totals, time.perf_counter() - began))
+        if progress is not None:
+            progress(number + 1)
+    sums = np.stack([np.asarray(totals) for totals, _ in rows])
+    return Scores(
+        counts=sums[:, 0].astype(np.int64),
+        sums=sums[:, 1],
+        squares=sums[:, 2],
+        draws=np.full(len(rows), draws, dtype=np.int64),
+        seconds=np.array([seconds for _, seconds in rows]),
+        seed=seed,
+    )
+
+
+def _scores_of(model: PixelDP, value: torch.Tensor, generator: torch.Generator) -> np.ndarray:
+    """Return, for one batch of draws, the argmax counts, the softmax sums and their squares."""
+    logits = model.back(value + model.noise.sample(value, generator))
+    if logits.dim() != 2 or logits.shape[0] != value.shape[0] or logits.shape[1] < 2:
+        raise InvalidScores(
+            "the network must return one row of at least two logits for each input, got shape "
+            f"{tuple(logits.shape)} for {value.shape[0]} inputs"
+        )
+    if not torch.isfinite(logits).all():
+        raise InvalidScores(
+            "the network returned NaN or infinity under noise; its scores would mean nothing: "
+            "check its weights and the scale of its input"
+        )
+    labels = logits.shape[1]
+    softmax = logits.double().softmax(dim=1)
+    counts = torch.bincount(logits.argmax(dim=1), minlength=labels).double()
+    stacked = torch.stack([counts, softmax.sum(dim=0), softmax.square().sum(dim=0)])
+    array: np.ndarray = stacked.cpu().numpy()
+    return array
+
+
+def _batches(draws: int, batch_size: int) -> list[int]:
+    full, rest = divmod(draws, batch_size)
+    return [batch_size] * full + ([rest] if rest else [])
+
+
+def _stream(seed: int, number: int, device: torch.device) -> torch.Generator:
+    words = np.random.SeedSequence([seed, number]).generate_state(1, np.uint64)
+    return torch.Generator(device=device).manual_seed(int(words[0] >> np.uint64(1)))

@@ -1,0 +1,83 @@
+"""What many noisy draws of a network leave behind: enough for any bound and certificate later."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pixeldp._checks import one_of
+from pixeldp.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+KINDS = ("argmax", "softmax")
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """Sums over the draws of N inputs with K labels.
+
+    Each draw of input i gives K scores that sum to 1: softmax, or argmax (one 1, else 0).
+
+    Attributes
+    ----------
+    counts:
+        ``[N, K]``, how often each label had the largest logit: the sums of the argmax scores,
+        and of their squares.
+    sums, squares:
+        ``[N, K]``, sums of the softmax scores and of their squares.
+    draws:
+        ``[N]``, draws made for each input.
+    seconds:
+        ``[N]``, time spent on each input.
+    seed:
+        What the noise was drawn from: input number i uses the stream (seed, i).
+    """
+
+    counts: npt.NDArray[np.int64]
+    sums: npt.NDArray[np.float64]
+    squares: npt.NDArray[np.float64]
+    draws: npt.NDArray[np.int64]
+    seconds: npt.NDArray[np.float64]
+    seed: int
+
+    def __post_init__(self) -> None:
+        """Refuse sums that no draws could have left."""
+        shape = self.counts.shape
+        if len(shape) != 2 or self.sums.shape != shape or self.squares.shape != shape:
+            raise InvalidArgument(
+                f"counts, sums and squares must be [inputs, labels], got {shape}, "
+                f"{self.sums.shape} and {self.squares.shape}"
+            )
+        if self.draws.shape != shape[:1] or self.seconds.shape != shape[:1]:
+            raise InvalidArgument(
+                f"draws and seconds must have one entry for each of {shape[0]} inputs, got "
+                f"{self.draws.shape} and {self.seconds.shape}"
+            )
+        if (self.counts < 0).any() or (self.counts.sum(axis=1) != self.draws).any():
+            raise InvalidArgument("counts must be at least 0 and add up to the draws of each input")
+        # Softmax rows add up to 1 only up to float32 rounding in the network.
+        slack = 1e-4 * np.maximum(self.draws, 1)
+        wrong = np.abs(self.sums.sum(axis=1) - self.draws) > slack
+        if not np.isfinite(self.sums).all() or (self.sums < 0).any() or wrong.any():
+            raise InvalidArgument("sums must be at least 0 and add up to the draws of each input")
+
+    @property
+    def labels(self) -> int:
+        """K, the number of labels."""
+        return int(self.counts.shape[1])
+
+    def totals(self, kind: str) -> npt.NDArray[np.float64]:
+        """Return the sums of the ``argmax`` or ``softmax`` scores, ``[N, K]``."""
+        return (
+            self.counts.astype(np.float64)
+            if one_of("scores", kind, KINDS) == "argmax"
+            else self.sums
+        )
+
+    def means(self, kind: str) -> npt.NDArray[np.float64]:
+        """Return the mean scores, the estimate of ``E A_k(x)``."""
+        return self.totals(kind) / self.draws[:, None]

@@ -107,7 +107,7 @@ def confidence_bounds(
 
     >>> lower, upper = confidence_bounds([970, 20, 10], 1000, confidence=0.95)
     >>> lower.round(3), upper.round(3)
-    (array([0.955, 0.01 , 0.004]), array([0.981, 0.034, 0.022]))
+    (array([0.954, 0.011, 0.004]), array([0.981, 0.033, 0.02 ]))
     """
     alpha = 1 - open_unit("confidence", confidence)
     bound = METHODS[one_of("method", method, METHODS)]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pixeldp._checks import one_of, open_unit
+from pixeldp._checks import one_of, open_unit, whole
 from pixeldp.bounds import DEFAULT_METHOD, METHODS, Bounds, check_draws, confidence_bounds
 from pixeldp.certificates import CERTIFICATES, certified_radius
 from pixeldp.errors import InvalidArgument
@@ -123,6 +123,7 @@ def certify(
     one_of("certificate", certificate, CERTIFICATES)
     method = _method_for(scores, bound)
     open_unit("confidence", confidence)
+    whole("draws", draws, least=1)
     model.check_inputs(x)
     labels = _count_labels(model, x)
     check_draws(draws, labels=labels, confidence=confidence, method=method)

@@ -15,7 +15,7 @@ from torch.nn.utils import parametrize
 
 from pixeldp._checks import positive
 from pixeldp.errors import UnknownLayer, UnsupportedLayer
-from pixeldp.graphs import evaluating
+from pixeldp.graphs import evaluating, find_layer
 from pixeldp.sensitivities.operators import Convolution, convolution_norm, dense_norm
 
 if TYPE_CHECKING:
@@ -56,10 +56,7 @@ def hold_sensitivity(
     The norm of a convolution depends on the size of its image, so the shape of one input to the
     network is needed.
     """
-    modules = dict(network.named_modules())
-    if layer not in modules or not layer:
-        raise UnknownLayer(f"layer must name a layer of the network, got layer={layer!r}")
-    module = modules[layer]
+    module = find_layer(network, layer, argument="layer")
     norm: Callable[[torch.Tensor], torch.Tensor]
     if isinstance(module, nn.Linear):
 

@@ -10,6 +10,7 @@ training, ``load_state_dict`` and parametrisations are always seen.
 
 from __future__ import annotations
 
+import difflib
 import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -19,7 +20,7 @@ from torch import fx, nn
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
-from pixeldp.errors import CannotTrace, InvalidArgument
+from pixeldp.errors import CannotTrace, InvalidArgument, UnknownLayer
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Sequence
@@ -91,6 +92,23 @@ def runs_within(node: fx.Node, layer: str) -> bool:
     """Whether this operation belongs to the named module or to one inside it."""
     stack: dict[str, tuple[str, Any]] = node.meta.get("nn_module_stack") or {}
     return any(name == layer for name, _ in stack.values())
+
+
+def find_layer(network: nn.Module, name: str, *, argument: str) -> nn.Module:
+    """Return the layer of that name, or refuse the argument with the nearest names."""
+    layers: dict[str, nn.Module] = {n: module for n, module in network.named_modules() if n}
+    if name in layers:
+        return layers[name]
+    near = difflib.get_close_matches(name, layers, n=3)
+    if near:
+        hint = f"did you mean {' or '.join(map(repr, near))}?"
+    elif layers:
+        hint = f"its layers are {', '.join(map(repr, list(layers)[:8]))}"
+    else:
+        hint = "it has none"
+    raise UnknownLayer(
+        f"{argument} must name a layer of the network, got {argument}={name!r}; {hint}"
+    )
 
 
 def describe(node: fx.Node) -> str:

@@ -126,9 +126,10 @@ class Gaussian(Mechanism):
     def largest_shift(self, lower: Array, upper: Array) -> Array:
         """Return ``(Φ⁻¹(lower) − Φ⁻¹(upper)) / 2``."""
         first, second = special.ndtri(lower), special.ndtri(upper)
-        with np.errstate(invalid="ignore"):  # inf − inf in the slack of an infinite shift
-            slack = _ROUNDING * (np.abs(first) + np.abs(second))
-        return np.where(np.isinf(first - second), np.inf, (first - second - slack) / 2)
+        slack = _ROUNDING * (np.abs(first) + np.abs(second))
+        with np.errstate(invalid="ignore"):  # ∞ − ∞ in the slack of an infinite shift
+            shift = (first - second - slack) / 2
+        return np.where(np.isinf(first - second), np.inf, shift)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,14 +191,21 @@ class Laplace(Mechanism):
         ``½ ln(lower / upper)`` if ``lower < ½``; ``½ ln((1 − upper) / (1 − lower))`` if
         ``upper > ½``; else ``−½ ln(4 (1 − lower) upper)``.
         """
-        with np.errstate(divide="ignore"):  # certain scores are moved by no shift: infinity
-            ratio = np.select(
-                [lower < 0.5, upper > 0.5],
-                [lower / upper, (1 - upper) / (1 - lower)],
-                0.25 / ((1 - lower) * upper),
-            )
-        # The ratio carries a few roundings, the logarithm one more.
-        return np.asarray(np.maximum(np.log(ratio) * (1 - _ROUNDING) - _ROUNDING, 0.0) / 2)
+        pieces = [lower < 0.5, upper > 0.5]
+        above = np.select(pieces, [lower, 1 - upper], 0.25)
+        below = np.select(pieces, [upper, 1 - lower], (1 - lower) * upper)
+        return half_log_ratio(above, below)
+
+
+def half_log_ratio(above: Array, below: Array) -> Array:
+    """Return ``½ ln(above / below)`` rounded down; infinite where ``below`` is 0.
+
+    Through the difference of the logarithms, since the quotient itself may overflow.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        first, second = np.log(above), np.log(below)
+        slack = _ROUNDING * (1 + np.abs(first) + np.abs(second))
+        return np.where(below == 0, np.inf, np.maximum(first - second - slack, 0.0) / 2)
 
 
 MECHANISMS: dict[str, type[Gaussian | Laplace]] = {

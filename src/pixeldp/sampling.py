@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from pixeldp.model import PixelDP
 
-# Draws that go through the back at once: enough to keep two cores busy, small in memory.
-DEFAULT_BATCH = 500
+# Draws that go through the back at once: more no longer fit in a processor's cache.
+DEFAULT_BATCH = 200
 
 _MAX_SEED = 2**63 - 1
 

@@ -9,14 +9,13 @@ noise, and the network is refused with the names of the operations on that path.
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from pixeldp.errors import NoiseBypassed, UnknownLayer, UnsupportedLayer
-from pixeldp.graphs import Graph, Piece, ancestors, capture, describe, runs_within
+from pixeldp.graphs import Graph, Piece, ancestors, capture, describe, find_layer, runs_within
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +44,7 @@ class Cut:
 
 def cut(network: nn.Module, after: str, input_shape: Sequence[int]) -> Cut:
     """Cut ``network`` behind the layer named ``after``; refuse if anything walks around it."""
-    _check_is_layer(network, after)
+    find_layer(network, after, argument="after")
     graph = capture(network, input_shape)
     at = _only_exit(graph, after)
     _check_nothing_bypasses(graph, at, after)
@@ -56,20 +55,6 @@ def cut(network: nn.Module, after: str, input_shape: Sequence[int]) -> Cut:
         front=Piece(graph, network, source=graph.source, result=at),
         back=Piece(graph, network, source=at, result=graph.result),
     )
-
-
-def _check_is_layer(network: nn.Module, after: str) -> None:
-    names = [name for name, _ in network.named_modules() if name]
-    if after not in names:
-        near = difflib.get_close_matches(after, names, n=3)
-        hint = (
-            f"; did you mean {' or '.join(map(repr, near))}?"
-            if near
-            else (
-                f"; its layers are {', '.join(map(repr, names[:8]))}" if names else "; it has none"
-            )
-        )
-        raise UnknownLayer(f"after must name a layer of the network, got after={after!r}{hint}")
 
 
 def _only_exit(graph: Graph, after: str) -> fx.Node:

@@ -61,8 +61,8 @@ def certified_radius(
     >>> noise = Gaussian(scale=1.0, norm=2)
     >>> certified_radius([0.9, 0.5], [0.1, 0.5], noise).round(3)
     array([1.282, 0.   ])
-    >>> certified_radius(0.9, 0.1, noise, certificate="dp").round(3)
-    array(0.39)
+    >>> certified_radius([0.9, 0.5], [0.1, 0.5], noise, certificate="dp").round(3)
+    array([0.39, 0.  ])
     """
     low, up = (_probabilities(name, v) for name, v in (("lower", lower), ("upper", upper)))
     shift = CERTIFICATES[one_of("certificate", certificate, CERTIFICATES)]
@@ -77,7 +77,7 @@ def certified_radius(
     # Where the label does not lead, any pair that leads stands in for it; the result is 0 there.
     shifts = shift(np.where(leads, low, 0.75), np.where(leads, up, 0.25), noise)
     radius = shifts * (noise.scale / delta) * (1 - _ROUNDING)
-    return np.where(leads, np.maximum(radius, 0.0), 0.0)
+    return np.asarray(np.where(leads, np.maximum(radius, 0.0), 0.0))
 
 
 def _probabilities(name: str, values: npt.ArrayLike) -> Array:

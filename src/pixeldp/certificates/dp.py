@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pixeldp.errors import InvalidArgument
-from pixeldp.mechanisms import Gaussian, Laplace
+from pixeldp.mechanisms import Gaussian, Laplace, half_log_ratio
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 _STEPS = 60
 _GOLDEN = (5**0.5 - 1) / 2
 
+# Below the smallest normal number a relative error says nothing.
+_TINY = float(np.finfo(np.float64).tiny)
+
 _ROUNDING = 16 * float(np.finfo(np.float64).eps)
 
 
@@ -30,17 +34,10 @@ def shift(lower: Array, upper: Array, mechanism: Mechanism) -> Array:
     that the mechanism has for r; rounded down. For 0 ≤ upper < lower ≤ 1.
     """
     if isinstance(mechanism, Laplace):
-        return _laplace(lower, upper)
+        return half_log_ratio(lower, upper)  # ε = r and δ = 0, so r = ½ ln(lower / upper)
     if isinstance(mechanism, Gaussian):
         return _gaussian(lower, upper)
     raise InvalidArgument(f"certificate='dp' does not know the mechanism {mechanism.name!r}")
-
-
-def _laplace(lower: Array, upper: Array) -> Array:
-    """``ε = r`` and ``δ = 0``, so ``r = ½ ln(lower / upper)``."""
-    with np.errstate(divide="ignore"):
-        ratio = np.log(lower / upper)
-    return np.maximum(ratio * (1 - _ROUNDING) - _ROUNDING, 0.0) / 2
 
 
 def _gaussian(lower: Array, upper: Array) -> Array:
@@ -52,9 +49,7 @@ def _gaussian(lower: Array, upper: Array) -> Array:
     since every ε within the range is allowed, whatever it finds is sound.
     """
     left = np.zeros_like(lower)
-    with np.errstate(divide="ignore"):
-        # Beyond this ε no δ above 0 is left.
-        right = np.minimum(1.0, np.where(upper > 0, np.log(lower / upper) / 2, 1.0))
+    right = np.minimum(1.0, half_log_ratio(lower, upper))  # beyond it no δ above 0 is left
     ends = right
     for _ in range(_STEPS):
         step = _GOLDEN * (right - left)
@@ -70,6 +65,7 @@ def _covered(epsilon: Array, lower: Array, upper: Array) -> Array:
     """Return the shift covered at ε with the largest δ that the condition allows; 0 if none."""
     growth = np.exp(epsilon)
     room = (lower - growth * growth * upper) / (1 + growth)
-    room = room - _ROUNDING * lower  # what the subtraction may have rounded up
+    room = room - _ROUNDING * lower - _TINY  # what the operations may have rounded up
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(room > 0, epsilon / np.sqrt(2 * np.log(1.25 / room)), 0.0)
+        covered = epsilon / np.sqrt(2 * (math.log(1.25) - np.log(room)))
+    return np.where(room > 0, covered, 0.0)

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from pixeldp import Gaussian, PixelDP, certified_radius, certify, confidence_bounds
+from pixeldp.certification import certify_scores
+from pixeldp.errors import InvalidArgument, InvalidInput, TooFewDraws
+from pixeldp.scores import Scores
+
+NOISE = Gaussian(scale=1.0, norm=2)
+
+
+def made_of(counts: list[list[int]], sums: list[list[float]] | None = None) -> Scores:
+    array = np.array(counts)
+    soft = array.astype(float) if sums is None else np.array(sums)
+    draws = array.sum(axis=1)
+    return Scores(
+        counts=array, sums=soft, squares=soft**2, draws=draws, seconds=draws / 1e4, seed=0
+    )
+
+
+def test_it_is_draw_choose_bound_certify() -> None:
+    drawn = made_of([[70, 900, 30], [340, 330, 330]])
+    result = certify_scores(drawn, noise=NOISE, sensitivity=2.0, confidence=0.99)
+    lower, upper = confidence_bounds(drawn.counts, drawn.draws, confidence=0.99)
+    assert result.label.tolist() == [1, 0]
+    assert result.lower.tolist() == [lower[0, 1], lower[1, 0]]
+    assert result.upper[0] == upper[0, 0]
+    expected = certified_radius(lower[0, 1], upper[0, 0], NOISE, sensitivity=2.0)
+    assert result.radius.tolist() == [float(expected), 0.0]
+    assert result.abstained.tolist() == [False, True]
+    assert result.confidence == 0.99
+    assert result.certificate == "tight"
+
+
+def test_other_labels_never_exceed_what_the_label_leaves() -> None:
+    drawn = made_of([[990] + [1] * 10])
+    result = certify_scores(drawn, noise=NOISE, sensitivity=1.0)
+    lower, upper = confidence_bounds(drawn.counts, drawn.draws)
+    assert result.upper[0] <= upper[0, 1:].max()
+    assert result.upper[0] == min(upper[0, 1:].max(), np.nextafter(1 - lower[0, 0], 1))
+
+
+def test_the_largest_upper_bound_counts_wherever_it_is() -> None:
+    """The maximum is over all other labels, in whatever order they come."""
+    for order in ([0, 1, 2], [2, 1, 0], [1, 2, 0]):
+        counts = np.array([600, 250, 150])[order]
+        result = certify_scores(made_of([counts.tolist()]), noise=NOISE, sensitivity=1.0)
+        _, upper = confidence_bounds([600, 250, 150], 1000)
+        assert int(result.label[0]) == order.index(0)
+        assert result.upper[0] == pytest.approx(upper[1], rel=1e-12)
+
+
+def test_two_certificates_on_the_same_draws() -> None:
+    result = certify_scores(made_of([[950, 30, 20]]), noise=NOISE, sensitivity=1.0)
+    assert result.with_certificate("tight").tolist() == result.radius.tolist()
+    dp = certify_scores(made_of([[950, 30, 20]]), noise=NOISE, sensitivity=1.0, certificate="dp")
+    assert result.with_certificate("dp").tolist() == dp.radius.tolist()
+    assert dp.radius[0] < result.radius[0]
+
+
+def test_softmax_scores_are_bounded_by_hoeffding() -> None:
+    drawn = made_of([[600, 400]], [[800.5, 199.5]])
+    result = certify_scores(drawn, noise=NOISE, sensitivity=1.0, scores="softmax")
+    lower, _ = confidence_bounds([800.5, 199.5], 1000, method="hoeffding")
+    assert result.bounds.method == "hoeffding"
+    assert result.kind == "softmax"
+    assert result.lower[0] == lower[0]
+    with pytest.raises(InvalidArgument, match="does not hold for scores='softmax'"):
+        certify_scores(
+            drawn, noise=NOISE, sensitivity=1.0, scores="softmax", bound="clopper-pearson"
+        )
+
+
+def test_more_confidence_never_gives_a_larger_radius(model: PixelDP) -> None:
+    x = torch.rand(4, 1, 6, 6)
+    radii = [
+        certify(model, x, draws=400, confidence=confidence, seed=1).radius
+        for confidence in (0.9, 0.99, 0.999)
+    ]
+    assert (radii[0] >= radii[1]).all()
+    assert (radii[1] >= radii[2]).all()
+
+
+def test_a_linear_classifier_is_certified_up_to_its_boundary_and_not_beyond() -> None:
+    """After a layer of sensitivity 3 with noise of scale 1.5: the unit is 0.5."""
+    network = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    network[0].weight.data = torch.tensor([[3.0, 0.0], [0.0, 1.0]])
+    network[1].weight.data = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+    model = PixelDP(network, Gaussian(scale=1.5, norm=2), after="0", input_shape=(2,))
+    assert model.sensitivity == pytest.approx(3.0)
+    distance = 0.6
+    result = certify(model, torch.tensor([[distance, 5.0]]), draws=20_000, seed=2)
+    assert 0.9 * distance < result.radius[0] < distance
+
+
+@pytest.mark.parametrize("scores", ["argmax", "softmax"])
+def test_too_few_draws_are_refused_before_the_first(
+    model: PixelDP, scores: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pixeldp.sampling.sample_scores", lambda *_, **__: pytest.fail("drawn"))
+    with pytest.raises(TooFewDraws, match="draws must be at least"):
+        certify(model, torch.rand(1, 1, 6, 6), draws=3, scores=scores)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"certificate": "x"}, "certificate must be one of"),
+        ({"scores": "x"}, "scores must be one of"),
+        ({"bound": "x"}, "bound must be one of"),
+        ({"confidence": 1.0}, r"confidence must be in \(0, 1\)"),
+        ({"draws": 2.5}, "draws must be a whole number"),
+        ({"seed": -3}, "seed must be"),
+    ],
+)
+def test_impossible_arguments_are_refused(
+    model: PixelDP, options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        certify(model, torch.rand(1, 1, 6, 6), **{"draws": 100, **options})  # type: ignore[arg-type]
+
+
+def test_inputs_that_do_not_fit_are_refused(model: PixelDP) -> None:
+    with pytest.raises(InvalidInput, match=r"x must have shape \(batch, 1, 6, 6\)"):
+        certify(model, torch.rand(1, 6, 6), draws=100)

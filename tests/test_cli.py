@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pixeldp import cli, runs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+
+
+def pixeldp(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: object
+) -> tuple[int, str, str]:
+    """Run the command line in this process; returns its exit status, output and errors."""
+    monkeypatch.setattr(sys, "argv", ["pixeldp", *map(str, arguments)])
+    try:
+        cli.main()
+        status = 0
+    except SystemExit as stop:
+        status = int(stop.code or 0)
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+class Line:
+    """The command line, run in this process."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        self._capsys, self._monkeypatch = capsys, monkeypatch
+
+    def __call__(self, *arguments: object) -> tuple[int, str, str]:
+        return pixeldp(self._capsys, self._monkeypatch, *arguments)
+
+    def refuses(self, *arguments: object) -> str:
+        """Run what must be refused: status 2, one sentence, no traceback."""
+        status, _, error = self(*arguments)
+        assert status == 2, error
+        assert error.startswith("pixeldp: ")
+        assert error.count("\n") == 1, error
+        assert "Traceback" not in error
+        return error
+
+
+@pytest.fixture
+def line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Line:
+    return Line(capsys, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cli") / "digits"
+    command = ["train", "digits", "--out", str(folder), "--epochs", "3", "--scale", "0.2"]
+    subprocess.run(
+        [sys.executable, "-m", "pixeldp", *command], check=True, env=ENVIRONMENT, timeout=300
+    )
+    return folder
+
+
+def test_the_whole_line_by_commands(line: Line, trained: Path) -> None:
+    status, out, err = line("certify", trained, "--draws", 100, "--images", 20, "--seed", 1)
+    assert status == 0
+    assert "tight" in out
+    assert "conventional accuracy" in out
+    assert "certifying: 20 of 20 images" in err
+    status, out, _ = line("report", trained)
+    assert status == 0
+    assert (trained / runs.REPORT).exists()
+    status, out, _ = line("info", trained)
+    assert status == 0
+    for expected in ("small-cnn", "gaussian", "(1, 0.05)-DP", "measured now", "certified", "torch"):
+        assert expected in out
+
+
+def test_demo_goes_from_nothing_to_a_report(line: Line, tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    status, out, err = line("demo", "--out", folder, "--epochs", 1, "--draws", 60)
+    assert status == 0
+    assert "training: 1 of 1 epochs" in err
+    assert "seconds a prediction" in out
+    assert (folder / runs.REPORT).exists()
+    # A second demo in the same folder replaces the first.
+    status, _, _ = line("demo", "--out", folder, "--epochs", 1, "--draws", 60)
+    assert status == 0
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "norm", "after"), [("laplace", 1, "conv1"), ("gaussian", 1, "input")]
+)
+def test_other_noise_layers_can_be_trained(
+    line: Line, tmp_path: Path, mechanism: str, norm: int, after: str
+) -> None:
+    folder = tmp_path / "run"
+    options = ["--noise", mechanism, "--norm", norm, "--after", after, "--size", 0.1]
+    status, out, _ = line("train", "digits", "--out", folder, "--epochs", 1, *options)
+    assert status == 0
+    assert "next: pixeldp certify" in out
+    status, out, _ = line("info", folder)
+    assert f"{norm}-norm attacks of size 0.1" in out
+
+
+def test_bad_input_is_one_sentence_and_status_2(line: Line, trained: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new"
+    assert "there is no run folder" in line.refuses("certify", tmp_path / "none")
+    assert "is not a run folder" in line.refuses("info", tmp_path)
+    assert "dataset must be one of 'digits'" in line.refuses("train", "mnist7", "--out", out)
+    assert "there is a run in" in line.refuses("train", "digits", "--out", trained)
+    assert "noise must be" in line.refuses("train", "digits", "--out", out, "--noise", "x")
+    assert "not both" in line.refuses("train", "digits", "--out", out, "--size", 1, "--scale", 1)
+    assert "norm must be" in line.refuses("train", "digits", "--out", out, "--norm", 7)
+    assert "epochs must be" in line.refuses("train", "digits", "--out", out, "--epochs", 0)
+    assert "did you mean 'conv" in line.refuses(
+        "train", "digits", "--out", out, "--after", "conv"
+    )
+    laplace = ("--noise", "laplace", "--norm", 2)
+    assert "2-norm to the 1-norm" in line.refuses("train", "digits", "--out", out, *laplace)
+    assert "draws must be at least 9" in line.refuses("certify", trained, "--draws", 8)
+    assert "confidence must be" in line.refuses("certify", trained, "--confidence", 1)
+    assert "at most 450" in line.refuses("certify", trained, "--images", 9999)
+    assert "seed must be" in line.refuses("certify", trained, "--seed", -1)
+    wrong = ("--scores", "softmax", "--bound", "clopper-pearson")
+    assert "does not hold for" in line.refuses("certify", trained, *wrong)
+    assert not out.exists()
+
+
+def test_an_uncertified_run_has_no_report(line: Line, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    line("train", "digits", "--out", folder, "--epochs", 1)
+    assert "has no certificates yet" in line.refuses("report", folder)
+
+
+def test_every_command_shows_a_working_example(line: Line) -> None:
+    for command in ("demo", "train", "certify", "report", "info"):
+        status, out, _ = line(command, "--help")
+        assert status == 0
+        assert f"Example: pixeldp {command}" in out
+    assert line("--help")[0] == 0
+    assert line()[0] == 2
+    assert line("certify")[0] == 2
+
+
+def test_a_run_that_is_killed_is_known_to_be_half_written(line: Line, tmp_path: Path) -> None:
+    folder = tmp_path / "killed"
+    command = ["train", "digits", "--out", str(folder), "--epochs", "500"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pixeldp", *command], env=ENVIRONMENT, stderr=subprocess.DEVNULL
+    )
+    log = folder / runs.TRAINING_LOG
+    deadline = time.monotonic() + 120
+    while not (log.exists() and log.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert log.stat().st_size
+    assert "half written" in line.refuses("certify", folder)
+    status, _, _ = line("train", "digits", "--out", folder, "--epochs", 1, "--overwrite")
+    assert status == 0
+
+
+def test_progress_is_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    import io
+
+    from rich.console import Console
+
+    screen = io.StringIO()
+    monkeypatch.setattr(cli, "err", Console(file=screen, force_terminal=True, width=120))
+    with cli._progress("training", 3, "epochs") as advance:
+        advance(1, "accuracy 50 %")
+        advance(3, "accuracy 90 %")
+    text = screen.getvalue()
+    assert "training" in text
+    assert "3/3" in text
+    assert "accuracy 90 %" in text

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import optimize, stats
+
+from pixeldp import Gaussian, Laplace
+from pixeldp.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from pixeldp.mechanisms import Mechanism
+
+MECHANISMS = [Gaussian(scale=1.0, norm=2), Laplace(scale=1.0, norm=1)]
+by_name = pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda m: m.name)
+
+probability = st.floats(1e-6, 1 - 1e-6)
+
+
+def test_gaussian_scale_is_the_papers() -> None:
+    noise = Gaussian.for_attack(size=0.3, epsilon=1.0, delta=0.05, norm=2)
+    assert noise.scale == pytest.approx(math.sqrt(2 * math.log(1.25 / 0.05)) * 0.3)
+    doubled = Gaussian.for_attack(size=0.3, epsilon=1.0, delta=0.05, norm=2, sensitivity=2.0)
+    assert doubled.scale == pytest.approx(2 * noise.scale)
+
+
+@given(
+    size=st.floats(1e-3, 1e3),
+    epsilon=st.floats(1e-3, 1),
+    delta=st.floats(1e-9, 0.9),
+    sensitivity=st.floats(0.1, 10),
+)
+def test_size_inverts_for_attack(
+    size: float, epsilon: float, delta: float, sensitivity: float
+) -> None:
+    gaussian = Gaussian.for_attack(
+        size=size, epsilon=epsilon, delta=delta, norm=2, sensitivity=sensitivity
+    )
+    recovered = gaussian.size(epsilon=epsilon, delta=delta, sensitivity=sensitivity)
+    assert recovered == pytest.approx(size)
+    laplace = Laplace.for_attack(size=size, epsilon=epsilon, norm=1, sensitivity=sensitivity)
+    assert laplace.size(epsilon=epsilon, sensitivity=sensitivity) == pytest.approx(size)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "law"),
+    [
+        (Gaussian(scale=0.7, norm=2), stats.norm(scale=0.7)),
+        (Laplace(scale=0.7, norm=1), stats.laplace(scale=0.7)),
+    ],
+)
+def test_samples_have_the_stated_scale_and_no_other(mechanism: Mechanism, law: object) -> None:
+    generator = torch.Generator().manual_seed(5)
+    drawn = mechanism.sample(torch.empty(300, 500), generator).double().numpy().ravel()
+    assert stats.kstest(drawn, law.cdf).pvalue > 1e-3  # type: ignore[attr-defined]
+    # The test would see a scale that is five percent off.
+    assert stats.kstest(drawn / 1.05, law.cdf).pvalue < 1e-6  # type: ignore[attr-defined]
+    assert stats.kstest(drawn * 1.05, law.cdf).pvalue < 1e-6  # type: ignore[attr-defined]
+
+
+def test_laplace_tails_are_not_cut_off() -> None:
+    generator = torch.Generator().manual_seed(5)
+    drawn = Laplace(scale=1.0, norm=1).sample(torch.empty(4000, 1000), generator)
+    beyond = int((drawn.abs() > 10).sum())
+    expected = 4e6 * math.exp(-10)
+    assert abs(beyond - expected) < 5 * math.sqrt(expected)
+
+
+@by_name
+@pytest.mark.parametrize("shift", [0.1, 0.7, 2.0])
+def test_least_after_is_the_neyman_pearson_test_on_a_grid(
+    mechanism: Mechanism, shift: float
+) -> None:
+    """Fill the region of a given mass where the shifted density is smallest against the first."""
+    grid = np.linspace(-30, 30, 600_001)
+    law = stats.norm if isinstance(mechanism, Gaussian) else stats.laplace
+    before, after = law.pdf(grid), law.pdf(grid - shift)
+    before, after = before / before.sum(), after / after.sum()
+    order = np.argsort(law.logpdf(grid - shift) - law.logpdf(grid), kind="stable")
+    mass, power = np.cumsum(before[order]), np.cumsum(after[order])
+    for p in (0.05, 0.3, 0.5, 0.62, 0.8, 0.97, 0.999):
+        expected = float(np.interp(p, mass, power))
+        assert float(mechanism.least_after(p, shift)) == pytest.approx(expected, abs=2e-4)
+
+
+@by_name
+@given(p=probability, first=st.floats(0, 5), second=st.floats(0, 5))
+def test_least_after_falls_with_the_shift_and_composes(
+    mechanism: Mechanism, p: float, first: float, second: float
+) -> None:
+    low, high = sorted((first, second))
+    assert mechanism.least_after(p, 0.0) == pytest.approx(p, rel=1e-9)
+    assert mechanism.least_after(p, high) <= mechanism.least_after(p, low) + 1e-12
+    # Going in two steps can never guarantee more than going at once.
+    in_steps = mechanism.least_after(mechanism.least_after(p, first), second)
+    assert in_steps <= mechanism.least_after(p, first + second) + 1e-9
+
+
+@by_name
+@given(first=probability, second=probability)
+def test_largest_shift_is_where_the_curves_meet(
+    mechanism: Mechanism, first: float, second: float
+) -> None:
+    upper, lower = sorted((first, second))
+    if lower - upper < 1e-4:
+        return
+
+    def gap(shift: float) -> float:
+        least = mechanism.least_after(lower, shift)
+        most = 1 - mechanism.least_after(1 - upper, shift)
+        return float(least - most)
+
+    closed = float(mechanism.largest_shift(np.array(lower), np.array(upper)))
+    root = optimize.brentq(gap, 0.0, 60.0, xtol=1e-13)
+    assert closed == pytest.approx(root, rel=1e-7, abs=1e-9)
+    assert gap(closed * (1 - 1e-6)) > 0
+
+
+@by_name
+def test_certain_scores_are_never_nan(mechanism: Mechanism) -> None:
+    lower = np.array([1.0, 1.0, 1 - 1e-16, 1.0])
+    upper = np.array([0.0, 0.3, 1e-300, 5e-324])
+    shift = mechanism.largest_shift(lower, upper)
+    assert not np.isnan(shift).any()
+    assert np.isinf(shift[[0, 1, 3]]).all()
+    assert np.isfinite(shift[2])
+    assert shift[2] > 5
+    ends = mechanism.least_after(np.array([0.0, 1.0]), 3.0)
+    assert ends.tolist() == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (
+            lambda: Gaussian(scale=0.0, norm=2),
+            r"scale must be a finite number above 0, got scale=0",
+        ),
+        (lambda: Gaussian(scale=math.nan, norm=2), "scale must be a finite number above 0"),
+        (lambda: Laplace(scale=1.0, norm=3), "norm must be one of 1, 2"),
+        (
+            lambda: Gaussian.for_attack(size=1, epsilon=1.5, delta=0.1, norm=2),
+            r"epsilon must be in \(0, 1\] for the Gaussian mechanism, got epsilon=1.5",
+        ),
+        (
+            lambda: Gaussian.for_attack(size=1, epsilon=1, delta=1.5, norm=2),
+            r"delta must be in \(0, 1\), got delta=1.5",
+        ),
+        (lambda: Laplace.for_attack(size=-1, epsilon=1, norm=1), "size must be a finite number"),
+    ],
+)
+def test_impossible_parameters_are_refused(build: object, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        build()  # type: ignore[operator]
+
+
+def test_numbers_are_keyword_only() -> None:
+    with pytest.raises(TypeError):
+        Gaussian(0.5, 2)  # type: ignore[call-arg]

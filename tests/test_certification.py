@@ -7,7 +7,7 @@ from torch import nn
 
 from pixeldp import Gaussian, PixelDP, certified_radius, certify, confidence_bounds
 from pixeldp.certification import certify_scores
-from pixeldp.errors import InvalidArgument, InvalidInput, TooFewDraws
+from pixeldp.errors import InvalidArgument, InvalidInput, InvalidScores, TooFewDraws
 from pixeldp.scores import Scores
 
 NOISE = Gaussian(scale=1.0, norm=2)
@@ -122,6 +122,23 @@ def test_impossible_arguments_are_refused(
 ) -> None:
     with pytest.raises(InvalidArgument, match=message):
         certify(model, torch.rand(1, 1, 6, 6), **{"draws": 100, **options})  # type: ignore[arg-type]
+
+
+class _BatchStatistics(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - x.mean(dim=0)
+
+
+class _Random(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand(())
+
+
+@pytest.mark.parametrize("network", [_BatchStatistics(), _Random()])
+def test_draws_that_are_not_independent_are_refused(network: nn.Module) -> None:
+    model = PixelDP(network, NOISE)
+    with pytest.raises(InvalidScores, match="changes with the inputs beside it"):
+        certify(model, torch.rand(1, 3), draws=100)
 
 
 def test_inputs_that_do_not_fit_are_refused(model: PixelDP) -> None:

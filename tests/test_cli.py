@@ -117,9 +117,7 @@ def test_bad_input_is_one_sentence_and_status_2(line: Line, trained: Path, tmp_p
     assert "not both" in line.refuses("train", "digits", "--out", out, "--size", 1, "--scale", 1)
     assert "norm must be" in line.refuses("train", "digits", "--out", out, "--norm", 7)
     assert "epochs must be" in line.refuses("train", "digits", "--out", out, "--epochs", 0)
-    assert "did you mean 'conv" in line.refuses(
-        "train", "digits", "--out", out, "--after", "conv"
-    )
+    assert "did you mean 'conv" in line.refuses("train", "digits", "--out", out, "--after", "conv")
     laplace = ("--noise", "laplace", "--norm", 2)
     assert "2-norm to the 1-norm" in line.refuses("train", "digits", "--out", out, *laplace)
     assert "draws must be at least 9" in line.refuses("certify", trained, "--draws", 8)

@@ -153,6 +153,13 @@ def test_a_hidden_path_around_the_noise_is_refused(
         cut(Net(forward), "conv1", SHAPE)
 
 
+def test_the_refusal_of_a_write_names_what_is_written() -> None:
+    with pytest.raises(CannotTrace, match="writes to 'seen'"):
+        cut(Net(buffer_in_place), "conv1", SHAPE)
+    with pytest.raises(CannotTrace, match="writes to 'x'"):
+        cut(Net(in_place), "conv1", SHAPE)
+
+
 def test_the_refusal_names_the_operations_that_join() -> None:
     with pytest.raises(NoiseBypassed, match=r"around it, through aten\.add\.Tensor"):
         cut(Net(skip), "conv1", SHAPE)

@@ -10,7 +10,7 @@ import numpy as np
 from pixeldp._checks import one_of, open_unit, whole
 from pixeldp.bounds import DEFAULT_METHOD, METHODS, Bounds, check_draws, confidence_bounds
 from pixeldp.certificates import CERTIFICATES, certified_radius
-from pixeldp.errors import InvalidArgument
+from pixeldp.errors import InvalidArgument, InvalidScores
 from pixeldp.scores import KINDS, Scores
 
 if TYPE_CHECKING:
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
     from pixeldp.mechanisms import Mechanism
     from pixeldp.model import PixelDP
+
+
+# One row by itself and the same row in a batch may be summed in another order.
+_SAME_RTOL, _SAME_ATOL = 1e-3, 1e-4
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,7 +195,22 @@ def _method_for(scores: str, bound: str | None) -> str:
 
 
 def _count_labels(model: PixelDP, x: torch.Tensor) -> int:
+    """Return K, from two draws that also show whether the network treats its rows apart.
+
+    Draws share a batch. Were they to influence each other (batch statistics, say), they would not
+    be independent, and no bound on their mean would hold.
+    """
     import torch
 
     with torch.no_grad():
-        return int(model.back(model.front(x[:1])).shape[-1])
+        value = model.front(x[:1]).repeat_interleave(2, dim=0)
+        noisy = value + model.noise.sample(value)
+        together, alone = model.back(noisy), model.back(noisy[:1])
+    if together.shape[:1] == (2,) and not torch.allclose(
+        together[:1], alone, rtol=_SAME_RTOL, atol=_SAME_ATOL, equal_nan=True
+    ):
+        raise InvalidScores(
+            "the network's output for one input changes with the inputs beside it, or is random "
+            "by itself; it must treat each row of a batch alone when it is evaluated"
+        )
+    return int(together.shape[-1])

@@ -207,7 +207,10 @@ def _card(results: Results, index: int) -> str:
     label, true = int(made.label[index]), int(results.labels[index])
     names = results.label_names
     shift = results.test_size() * made.sensitivity / made.noise.scale
-    low, high = made.bounds.lower[index], made.bounds.upper[index]
+    low = made.bounds.lower[index]
+    # No other label can have more than what the label leaves: the certificate uses it too.
+    high = np.minimum(made.bounds.upper[index], 1 - low[label])
+    high[label] = made.bounds.upper[index, label]
     figure = plots.robustness_test(
         made.scores.means(made.kind)[index],
         (low, high),

@@ -11,18 +11,16 @@ second each makes on the digits network with noise after its first convolution.
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import statistics
 import time
 from typing import TYPE_CHECKING
 
 import torch
 
-import pixeldp
 from pixeldp import Gaussian, PixelDP
 from pixeldp.datasets import load_dataset
 from pixeldp.networks import build_network
+from pixeldp.records import record
 from pixeldp.sampling import DEFAULT_BATCH, sample_scores
 
 if TYPE_CHECKING:
@@ -89,9 +87,8 @@ def main() -> None:
         "ours / back alone": rates["ours"] / rates["back alone"],
     }
     if options.json:
-        machine = f"{platform.machine()}, {torch.get_num_threads()} threads"
-        versions = {"pixeldp": pixeldp.__version__, "torch": torch.__version__}
-        print(json.dumps({"ratios": ratios, "machine": machine, "versions": versions}, indent=2))
+        command = f"python benchmarks/sampling.py --rounds {options.rounds} --json"
+        print(record(command=command, seed=1, numbers=ratios), end="")
         return
     for name, rate in rates.items():
         print(f"{name:12} {rate:10.0f} draws a second")

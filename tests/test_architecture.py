@@ -39,6 +39,7 @@ ORDER = (
     "runs",
     "plots",
     "report",
+    "records",
     "workflow",
     "cli",
     "__main__",

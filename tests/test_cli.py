@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pixeldp import cli, runs
+from pixeldp import cli, runs, workflow
+from pixeldp.metrics import certified_accuracy
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,13 +82,22 @@ def test_the_whole_line_by_commands(line: Line, trained: Path) -> None:
         assert expected in out
 
 
-def test_demo_goes_from_nothing_to_a_report(line: Line, tmp_path: Path) -> None:
-    folder = tmp_path / "demo"
-    status, out, err = line("demo", "--out", folder, "--epochs", 1, "--draws", 60)
+def test_demo_goes_from_nothing_to_a_report_worth_reading(line: Line, tmp_path: Path) -> None:
+    folder, kept = tmp_path / "demo", tmp_path / "kept.json"
+    status, out, err = line("demo", "--out", folder, "--record", kept)
     assert status == 0
-    assert "training: 1 of 1 epochs" in err
+    assert "training: 80 of 80 epochs" in err
     assert "seconds a prediction" in out
     assert (folder / runs.REPORT).exists()
+    numbers = json.loads(kept.read_text())["numbers"]
+    assert numbers["conventional_accuracy"] >= 0.95
+    tight, dp = (numbers["certified_accuracy"][name] for name in ("tight", "dp"))
+    assert all(best >= paper for best, paper in zip(tight, dp, strict=True))
+    results = workflow.read_results(folder)
+    half = results.certification.noise.scale / 2
+    assert results.test_size() == pytest.approx(half, rel=2e-3)
+    made = results.certification
+    assert certified_accuracy(made.label, made.radius, results.labels, half) >= 0.85
     # A second demo in the same folder replaces the first.
     status, _, _ = line("demo", "--out", folder, "--epochs", 1, "--draws", 60)
     assert status == 0

@@ -137,6 +137,9 @@ def test_a_bypass_is_refused_at_once() -> None:
         (torch.zeros(2, 1, 6, 7), r"x must have shape \(batch, 1, 6, 6\), got \(2, 1, 6, 7\)"),
         (torch.zeros(0, 1, 6, 6), "at least one input"),
         (torch.tensor(1.0), "at least one input"),
+        ([[0.5]], "x must be a torch.Tensor, got list"),
+        (torch.zeros(2, 1, 6, 6, dtype=torch.uint8), "must hold torch.float32 .* got torch.uint8"),
+        (torch.zeros(2, 1, 6, 6).double(), "must hold torch.float32 numbers on cpu"),
         (torch.full((2, 1, 6, 6), math.nan), "NaN or infinity in input 0"),
         (torch.full((2, 1, 6, 6), 255.0), r"x must lie in \[0, 1\], got values from 255 to 255"),
     ],
@@ -154,6 +157,10 @@ def test_impossible_parameters_are_refused(network: nn.Module) -> None:
     noise = Gaussian(scale=0.5, norm=2)
     with pytest.raises(InvalidArgument, match="input_shape must be given with after"):
         PixelDP(network, noise, after="0")
+    with pytest.raises(InvalidArgument, match="noise must be Gaussian"):
+        PixelDP(network, 0.5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match=r"network must be a torch\.nn\.Module, got function"):
+        PixelDP(lambda x: x, noise)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="input_range must be"):
         PixelDP(network, noise, input_range=(1.0, 0.0))
 

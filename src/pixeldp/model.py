@@ -9,7 +9,9 @@ from torch import nn
 
 from pixeldp.errors import InvalidArgument, InvalidInput
 from pixeldp.graphs import evaluating
+from pixeldp.mechanisms import Mechanism
 from pixeldp.sensitivities import front_sensitivity
+from pixeldp.sensitivities.operators import check_pair
 from pixeldp.sensitivities.rules import identity
 from pixeldp.tracing import Cut, cut
 
@@ -55,6 +57,12 @@ class PixelDP(nn.Module):
         input_range: tuple[float, float] | None = None,
     ) -> None:
         super().__init__()
+        if not isinstance(network, nn.Module):
+            raise InvalidArgument(
+                f"network must be a torch.nn.Module, got {type(network).__name__}"
+            )
+        if not isinstance(noise, Mechanism):
+            raise InvalidArgument(f"noise must be Gaussian(…) or Laplace(…), got noise={noise!r}")
         if after is not None and input_shape is None:
             raise InvalidArgument(
                 "input_shape must be given with after, got input_shape=None; it is the shape of "
@@ -79,14 +87,9 @@ class PixelDP(nn.Module):
     def sensitivity(self) -> float:
         """A proven upper bound on Δ_{p,q} of the front, on today's weights."""
         p, q = self.noise.norm, self.noise.q
+        check_pair(p, q)
         if self.after is None:
-            pairs = identity()
-            if (p, q) not in pairs:
-                raise InvalidArgument(
-                    f"{self.noise.name} noise against a {p}-norm attack needs the sensitivity from "
-                    f"the {p}-norm to the {q}-norm, which has no bound here; take Gaussian noise"
-                )
-            return pairs[int(p), q]
+            return identity()[int(p), q]
         current = self._current_cut()
         return front_sensitivity(current.graph, self.network, current.at, p=p, q=q)
 
@@ -118,6 +121,7 @@ class PixelDP(nn.Module):
 
     def check_inputs(self, x: torch.Tensor) -> None:
         """Refuse a batch that is empty, of the wrong shape, not finite, or out of range."""
+        self._check_tensor(x)
         shape = tuple(x.shape[1:])
         if x.dim() == 0 or x.shape[0] == 0:
             raise InvalidInput(
@@ -139,6 +143,19 @@ class PixelDP(nn.Module):
                     f"x must lie in [{low:g}, {high:g}], got values from {least:g} to {most:g}; "
                     "radii are in these units, so rescale the input rather than the range"
                 )
+
+    def _check_tensor(self, x: torch.Tensor) -> None:
+        if not isinstance(x, torch.Tensor):
+            raise InvalidInput(
+                f"x must be a torch.Tensor, got {type(x).__name__}; see torch.as_tensor"
+            )
+        like = next((p for p in self.network.parameters() if p.is_floating_point()), x)
+        if not x.is_floating_point() or x.dtype != like.dtype or x.device != like.device:
+            raise InvalidInput(
+                f"x must hold {like.dtype if like is not x else 'floating-point'} numbers on "
+                f"{like.device}, as the network does, got {x.dtype} on {x.device}; convert it "
+                "with x.to(…), and scale whole numbers to the range that the network was trained on"
+            )
 
     def extra_repr(self) -> str:
         """Name the noise and its place."""

@@ -6,7 +6,7 @@ import base64
 import html
 import io
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -77,6 +77,17 @@ class Results:
         """Precision on certified examples at the thresholds, for the run's own certificate."""
         made = self.certification
         return precision_on_certified(made.label, made.radius, self.labels, self.thresholds())
+
+    def numbers(self) -> dict[str, Any]:
+        """The numbers of the page, to be kept: thresholds, accuracies, and how they were made."""
+        return {
+            "conventional_accuracy": self.accuracy(),
+            "thresholds": self.thresholds().tolist(),
+            "certified_accuracy": {name: v.tolist() for name, v in self.certified().items()},
+            "images": len(self.labels),
+            "abstained": int(self.certification.abstained.sum()),
+            **dict(self.facts()[:5]),
+        }
 
     def curve(self) -> Figure:
         """The certified-accuracy curve."""

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pixeldp.errors import InvalidArgument, UnsupportedLayer
+from pixeldp.errors import UnsupportedLayer
 from pixeldp.graphs import Graph, ancestors, capture, constant_values
+from pixeldp.sensitivities.operators import check_pair
 from pixeldp.sensitivities.rules import Bounds, bounds_of, compose, identity
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def sensitivity(module: nn.Module, input_shape: Sequence[int], *, p: int = 2, q:
 
 def front_sensitivity(graph: Graph, network: nn.Module, at: fx.Node, *, p: float, q: int) -> float:
     """Return the bound for the part of a captured network from its input up to the value ``at``."""
+    check_pair(p, q)
     seeing = graph.depending_on([graph.source])
     if at not in seeing:
         raise UnsupportedLayer(
@@ -54,10 +56,4 @@ def front_sensitivity(graph: Graph, network: nn.Module, at: fx.Node, *, p: float
     with torch.no_grad():
         for node in chain:
             total = compose(total, bounds_of(node, constants, seeing=seeing))
-    pair = (int(p), q)
-    if pair not in total:
-        raise InvalidArgument(
-            f"no sensitivity is available from the {p}-norm to the {q}-norm; "
-            f"the pairs (p, q) are {', '.join(map(str, total))}"
-        )
-    return total[pair]
+    return total[int(p), q]

@@ -12,12 +12,21 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F  # noqa: N812 - the usual name
 
-from pixeldp._checks import one_of
+from pixeldp.errors import InvalidArgument
 
 PAIRS = ((1, 1), (1, 2), (2, 2))
 
 # Frequencies whose Gram matrices are held at once, to bound memory on large images.
 _FREQUENCIES_AT_ONCE = 4096
+
+
+def check_pair(p: float, q: int) -> None:
+    """Refuse a pair of norms between which nothing is bounded."""
+    if (p, q) not in PAIRS:
+        raise InvalidArgument(
+            f"no sensitivity is available from the {p:g}-norm to the {q}-norm, only for (p, q) in "
+            f"{', '.join(map(str, PAIRS))}; Gaussian noise needs q = 2, Laplace noise q = 1"
+        )
 
 
 def dense_norm(weight: torch.Tensor, *, p: int, q: int) -> torch.Tensor:
@@ -26,7 +35,7 @@ def dense_norm(weight: torch.Tensor, *, p: int, q: int) -> torch.Tensor:
     ``‖W‖_{1,1}`` and ``‖W‖_{1,2}`` are the largest 1- and 2-norm of a column, ``‖W‖_{2,2}`` the
     largest singular value.
     """
-    one_of("(p, q)", (p, q), PAIRS)
+    check_pair(p, q)
     matrix = weight.double()
     if p == 1:
         columns: torch.Tensor = torch.linalg.vector_norm(matrix, ord=q, dim=0)
@@ -57,7 +66,7 @@ def convolution_norm(
     Exact for p = 1 wherever the image holds a pixel that all its taps reach; within a few percent
     for (2, 2) on images that are large against the kernel.
     """
-    one_of("(p, q)", (p, q), PAIRS)
+    check_pair(p, q)
     kernel = weight.double().reshape(convolution.groups, -1, *weight.shape[1:])  # group, out, in, …
     if p == 1:
         return _column_norm(kernel, convolution, q=q)

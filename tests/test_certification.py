@@ -114,6 +114,8 @@ def test_too_few_draws_are_refused_before_the_first(
         ({"bound": "x"}, "bound must be one of"),
         ({"confidence": 1.0}, r"confidence must be in \(0, 1\)"),
         ({"draws": 2.5}, "draws must be a whole number"),
+        ({"draws": float("nan")}, "draws must be a whole number"),
+        ({"draws": float("inf")}, "draws must be a whole number"),
         ({"seed": -3}, "seed must be"),
     ],
 )
@@ -126,12 +128,26 @@ def test_impossible_arguments_are_refused(
 
 class _BatchStatistics(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x - x.mean(dim=0)
+        h = 1e-6 * x.mean(dim=0, keepdim=True) + 0 * x  # the label does not depend on the scale
+        return torch.cat([h, -h], dim=1)
 
 
 class _Random(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + torch.rand(())
+
+
+def test_the_global_generator_is_left_alone(model: PixelDP) -> None:
+    torch.manual_seed(4)
+    expected = torch.rand(3)
+    torch.manual_seed(4)
+    certify(model, torch.rand(1, 1, 6, 6, generator=torch.Generator()), draws=50, seed=1)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_one_logit_is_refused() -> None:
+    with pytest.raises(InvalidScores, match="at least two logits"):
+        certify(PixelDP(nn.Linear(3, 1), NOISE), torch.rand(1, 3), draws=100)
 
 
 @pytest.mark.parametrize("network", [_BatchStatistics(), _Random()])

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from pixeldp import Gaussian, Laplace, PixelDP
+from pixeldp.constraints import hold_sensitivity
 from pixeldp.errors import InvalidArgument, InvalidInput, NoiseBypassed, UnsupportedLayer
 
 if TYPE_CHECKING:
@@ -111,6 +112,14 @@ def test_copies_and_other_types_work(model: PixelDP) -> None:
     x = torch.randn(2, *SHAPE, dtype=torch.float64)
     with torch.no_grad():
         torch.testing.assert_close(double.back(double.front(x)), double.network(x))
+
+
+def test_a_layer_may_be_held_after_wrapping() -> None:
+    plain = nn.Sequential(nn.Conv2d(1, 2, 3, bias=False), nn.Flatten(), nn.Linear(32, 2))
+    model = PixelDP(plain, Gaussian(scale=0.5, norm=2), after="0", input_shape=SHAPE)
+    hold_sensitivity(plain, "0", SHAPE, p=2, q=2)
+    assert 1 - 1e-5 < model.sensitivity <= 1
+    assert model.back(model.front(torch.rand(3, *SHAPE))).shape == (3, 2)
 
 
 def test_a_front_without_a_bound_is_refused_at_once(network: nn.Module) -> None:

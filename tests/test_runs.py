@@ -128,6 +128,7 @@ def edit(path: Path, **changed: object) -> None:
         (lambda run: edit(run / "config.json", version=99), errors.RunTooNew, "run format 99"),
         (lambda run: edit(run / "config.json", network=3), errors.RunCorrupt, "network:"),
         (lambda run: edit(run / "config.json", extra=3), errors.RunCorrupt, "extra:"),
+        (lambda run: edit(run / "config.json", network="x"), errors.RunCorrupt, "cannot be built"),
         (
             lambda run: edit(run / "config.json", label_names=["a", "b"]),
             errors.RunCorrupt,

@@ -75,6 +75,8 @@ def test_the_table_has_the_columns_that_the_field_reads(certified: Path) -> None
             assert (row["predict"], float(row["radius"])) == ("-1", 0.0)
         assert int(row["correct"]) == (row["predict"] == row["label"])
         assert float(row["radius"]) <= made.radius[number] < float(row["radius"]) + 2e-6
+        assert float(row["lower"]) <= made.lower[number]
+        assert float(row["upper"]) >= made.upper[number]
         assert float(row["radius_dp"]) <= float(row["radius_tight"])
         assert float(row["time"]) > 0
 
@@ -159,9 +161,11 @@ def test_a_page_of_one_image_and_of_colour_can_be_made(certified: Path, tmp_path
 def test_softmax_scores_and_dp_are_kept_as_settings(certified: Path, tmp_path: Path) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(certified, folder)
+    workflow.write_report(folder)
     made = workflow.certify_run(
         folder, draws=200, images=10, scores="softmax", certificate="dp", seed=1
     )
+    assert not (folder / runs.REPORT).exists()  # it showed the earlier certificates
     again = workflow.read_results(folder)
     assert again.certification.kind == "softmax"
     assert again.certification.bounds.method == "hoeffding"
@@ -173,7 +177,7 @@ def test_scores_and_settings_that_differ_are_refused(certified: Path, tmp_path: 
     shutil.copytree(certified, folder)
     path = folder / runs.SETTINGS
     path.write_text(path.read_text().replace(f'"images": {IMAGES}', '"images": 7'))
-    with pytest.raises(errors.RunCorrupt, match="60 images but settings for 7"):
+    with pytest.raises(errors.RunCorrupt, match=r"are \(60, 200, 3\), not \(7, 200, 3\)"):
         workflow.read_results(folder)
 
 

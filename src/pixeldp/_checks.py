@@ -29,7 +29,7 @@ def open_unit(name: str, value: float) -> float:
 
 def whole(name: str, value: int, *, least: int) -> int:
     """Return ``value`` if it is a whole number of at least ``least``."""
-    if isinstance(value, bool) or value != int(value) or value < least:
+    if isinstance(value, bool) or not float(value).is_integer() or value < least:
         raise InvalidArgument(
             f"{name} must be a whole number of at least {least}, got {name}={value!r}"
         )

@@ -10,7 +10,7 @@ import numpy as np
 from pixeldp._checks import one_of, open_unit, whole
 from pixeldp.bounds import DEFAULT_METHOD, METHODS, Bounds, check_draws, confidence_bounds
 from pixeldp.certificates import CERTIFICATES, certified_radius
-from pixeldp.errors import InvalidArgument, InvalidScores
+from pixeldp.errors import InvalidArgument
 from pixeldp.scores import KINDS, Scores
 
 if TYPE_CHECKING:
@@ -21,10 +21,6 @@ if TYPE_CHECKING:
 
     from pixeldp.mechanisms import Mechanism
     from pixeldp.model import PixelDP
-
-
-# One row by itself and the same row in a batch may be summed in another order.
-_SAME_RTOL, _SAME_ATOL = 1e-3, 1e-4
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,14 +118,14 @@ def certify(
     >>> result.label, bool(result.radius[0] < 1.0)  # 1.0 is this input's true robust radius
     (array([0]), True)
     """
-    from pixeldp.sampling import sample_scores
+    from pixeldp.sampling import probe_labels, sample_scores
 
     one_of("certificate", certificate, CERTIFICATES)
     method = _method_for(scores, bound)
     open_unit("confidence", confidence)
     whole("draws", draws, least=1)
     model.check_inputs(x)
-    labels = _count_labels(model, x)
+    labels = probe_labels(model, x)
     check_draws(draws, labels=labels, confidence=confidence, method=method)
     drawn = sample_scores(model, x, draws=draws, seed=seed, progress=progress)
     return certify_scores(
@@ -192,25 +188,3 @@ def _method_for(scores: str, bound: str | None) -> str:
             "scores='softmax'; take bound='hoeffding' or scores='argmax'"
         )
     return method
-
-
-def _count_labels(model: PixelDP, x: torch.Tensor) -> int:
-    """Return K, from two draws that also show whether the network treats its rows apart.
-
-    Draws share a batch. Were they to influence each other (batch statistics, say), they would not
-    be independent, and no bound on their mean would hold.
-    """
-    import torch
-
-    with torch.no_grad():
-        value = model.front(x[:1]).repeat_interleave(2, dim=0)
-        noisy = value + model.noise.sample(value)
-        together, alone = model.back(noisy), model.back(noisy[:1])
-    if together.shape[:1] == (2,) and not torch.allclose(
-        together[:1], alone, rtol=_SAME_RTOL, atol=_SAME_ATOL, equal_nan=True
-    ):
-        raise InvalidScores(
-            "the network's output for one input changes with the inputs beside it, or is random "
-            "by itself; it must treat each row of a batch alone when it is evaluated"
-        )
-    return int(together.shape[-1])

@@ -82,7 +82,7 @@ def demo(
         command = f"pixeldp demo --draws {draws} --epochs {epochs}"
         text = records.record(command=command, seed=_DEMO_SEED, numbers=results.numbers())
         runs.write(record, text.encode())
-    out.print(f"report: {page}", soft_wrap=True, highlight=False)
+    out.print(f"report: {page}", soft_wrap=True, highlight=False, markup=False)
 
 
 @app.command(epilog="Example: pixeldp train digits --out runs/digits --size 0.15")
@@ -122,7 +122,7 @@ def train(
         raise InvalidArgument(f"give --size or --scale, not both: got {size:g} and {scale:g}")
     layer = _noise(noise, norm, scale, 0.15 if size is None else size, after)
     _train(_config(dataset, _recipe(epochs, seed), layer), out_folder, overwrite=overwrite)
-    out.print(f"next: pixeldp certify {out_folder}", soft_wrap=True, highlight=False)
+    out.print(f"next: pixeldp certify {out_folder}", soft_wrap=True, highlight=False, markup=False)
 
 
 @app.command(epilog="Example: pixeldp certify runs/digits --draws 1000 --images 300")
@@ -162,13 +162,17 @@ def certify(
         seed=seed,
     )
     _print_results(results)
-    out.print(f"certificates: {run / runs.CERTIFICATES}", soft_wrap=True, highlight=False)
+    out.print(
+        f"certificates: {run / runs.CERTIFICATES}", soft_wrap=True, highlight=False, markup=False
+    )
 
 
 @app.command(epilog="Example: pixeldp report runs/digits")
 def report(run: Run) -> None:
     """Write report.html of a certified run: one page that opens without a network."""
-    out.print(f"report: {workflow.write_report(run)}", soft_wrap=True, highlight=False)
+    out.print(
+        f"report: {workflow.write_report(run)}", soft_wrap=True, highlight=False, markup=False
+    )
 
 
 @app.command(epilog="Example: pixeldp info runs/digits")

@@ -64,7 +64,7 @@ def hold_sensitivity(
             return dense_norm(weight, p=p, q=q)
 
     elif isinstance(module, nn.Conv2d) and module.padding_mode == "zeros":
-        shape = _convolution_of(network, module, input_shape)
+        shape = _convolution_of(network, layer, module, input_shape)
 
         def norm(weight: torch.Tensor) -> torch.Tensor:
             return convolution_norm(weight, shape, p=p, q=q)
@@ -78,7 +78,7 @@ def hold_sensitivity(
 
 
 def _convolution_of(
-    network: nn.Module, module: nn.Conv2d, input_shape: Sequence[int]
+    network: nn.Module, layer: str, module: nn.Conv2d, input_shape: Sequence[int]
 ) -> Convolution:
     seen: list[torch.Size] = []
     example = torch.zeros(1, *input_shape, dtype=module.weight.dtype, device=module.weight.device)
@@ -89,7 +89,9 @@ def _convolution_of(
     ):
         network(example)
     if len(seen) != 1:
-        raise UnknownLayer(f"the layer must run once in the network, but it ran {len(seen)} times")
+        raise UnknownLayer(
+            f"layer={layer!r} must run once in the network, but it ran {len(seen)} times"
+        )
     kernel, dilation = module.weight.shape[2:], module.dilation
     if module.padding == "valid":
         padding = ((0, 0), (0, 0))

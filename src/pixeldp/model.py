@@ -166,11 +166,14 @@ class PixelDP(nn.Module):
         return {**self.__dict__, "_cut": None, "_cut_for": None}
 
     def _current_cut(self) -> Cut:
-        """Return the cut for the network as it is now: recaptured when types or devices change."""
+        """Return the cut for the network as it is now: captured again when its weights are others.
+
+        Other names, types, devices or shapes, that is; their values are looked up at every use.
+        """
         if self.after is None or self.input_shape is None:
             raise InvalidArgument("noise on the input needs no cut")
-        held = [*self.network.parameters(), *self.network.buffers()]
-        kind = [(tensor.dtype, tensor.device, tensor.shape) for tensor in held]
+        held = [*self.network.named_parameters(), *self.network.named_buffers()]
+        kind = [(name, tensor.dtype, tensor.device, tensor.shape) for name, tensor in held]
         if self._cut is None or self._cut_for != kind:
             self._cut = cut(self.network, self.after, self.input_shape)
             self._cut_for = kind

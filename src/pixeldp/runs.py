@@ -22,7 +22,7 @@ import math
 import os
 import platform
 import tempfile
-from decimal import ROUND_FLOOR, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -38,6 +38,7 @@ from pixeldp.constraints import hold_sensitivity
 from pixeldp.errors import (
     InvalidArgument,
     NotARun,
+    PixelDPError,
     RunCorrupt,
     RunExists,
     RunInaccessible,
@@ -65,8 +66,9 @@ SCORES = "scores/test.safetensors"
 CERTIFICATES = "certificates.tsv"
 SETTINGS = "certificates.json"
 REPORT = "report.html"
+CURVE = "plots/certified_accuracy.png"
 _SCORE_ARRAYS = ("counts", "sums", "squares", "draws", "seconds")
-_OWN_FILES = (CONFIG, WEIGHTS, TRAINING_LOG, SCORES, CERTIFICATES, SETTINGS, REPORT)
+_OWN_FILES = (CONFIG, WEIGHTS, TRAINING_LOG, SCORES, CERTIFICATES, SETTINGS, REPORT, CURVE)
 
 
 class _Record(BaseModel):
@@ -158,7 +160,10 @@ def load(folder: str | os.PathLike[str]) -> PixelDP:
             f"{str(path)!r} is damaged or belongs to another run: its digest is not the one in "
             f"{CONFIG}; restore the folder or train it again"
         )
-    model = config.build()
+    try:
+        model = config.build()
+    except PixelDPError as error:
+        raise RunCorrupt(f"{str(path.with_name(CONFIG))!r} cannot be built: {error}") from error
     try:
         model.network.load_state_dict(safetensors.torch.load(content))
     except (RuntimeError, safetensors.SafetensorError) as error:
@@ -200,8 +205,7 @@ def begin(folder: str | os.PathLike[str], *, overwrite: bool) -> Path:
         if root.exists():
             _check_may_write(root, overwrite=overwrite)
             # The configuration first: without it the rest is known to be unfinished.
-            for name in _OWN_FILES:
-                (root / name).unlink(missing_ok=True)
+            remove(root, *_OWN_FILES)
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _cannot("write to", root, error) from error
@@ -239,6 +243,15 @@ def finish(folder: Path, config: RunConfig, model: PixelDP) -> RunConfig:
     )
     write(folder / CONFIG, (done.model_dump_json(indent=2) + "\n").encode())
     return done
+
+
+def remove(folder: Path, *names: str) -> None:
+    """Remove files that no longer say the truth, if they are there."""
+    try:
+        for name in names:
+            (folder / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise _cannot("write to", folder, error) from error
 
 
 def append_log(folder: Path, entry: dict[str, Any]) -> None:
@@ -295,6 +308,11 @@ def read_settings(folder: Path) -> CertificationSettings:
             f"pixeldp certify {folder}"
         )
     return _validated(CertificationSettings, _json_object(path), path)
+
+
+def rounded_up(value: float, digits: int) -> str:
+    """Return an upper bound for a file: rounding it down would claim too much."""
+    return str(Decimal(value).quantize(Decimal(1).scaleb(-digits), rounding=ROUND_CEILING))
 
 
 def rounded_down(value: float, digits: int = 6) -> str:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 # Draws that go through the back at once: more no longer fit in a processor's cache.
 DEFAULT_BATCH = 200
 
+# How far a row's logits may move, as a share of their spread, when it stands beside another.
+_SAME = 1e-3
+
 _MAX_SEED = 2**63 - 1
 
 
@@ -81,19 +84,47 @@ def sample_scores(
     )
 
 
-def _scores_of(model: PixelDP, value: torch.Tensor, generator: torch.Generator) -> np.ndarray:
-    """Return, for one batch of draws, the argmax counts, the softmax sums and their squares."""
-    logits = model.back(value + model.noise.sample(value, generator))
-    if logits.dim() != 2 or logits.shape[0] != value.shape[0] or logits.shape[1] < 2:
+@torch.no_grad()
+def probe_labels(model: PixelDP, x: torch.Tensor) -> int:
+    """Return K, from two draws that also show whether the network treats its rows apart.
+
+    Draws share a batch. Were they to influence each other (through batch statistics, say), they
+    would not be independent, and no bound on their mean would hold.
+    """
+    value = model.front(x[:1]).repeat_interleave(2, dim=0)
+    noisy = model.noise.sample(value, _stream(0, 0, x.device)).add_(value)
+    together, alone = model.back(noisy), model.back(noisy[:1])
+    _check_logits(together, rows=2)
+    # Sums may be taken in another order. What is left is compared with the spread of the logits,
+    # since that decides the label, however small they are.
+    spread = float(alone.max() - alone.min())
+    rounding = 64 * torch.finfo(alone.dtype).eps * float(alone.abs().max())
+    if not float((together[0] - alone[0]).abs().max()) <= _SAME * spread + rounding:
+        raise InvalidScores(
+            "the network's output for one input changes with the inputs beside it, or is random "
+            "by itself; it must treat each row of a batch alone when it is evaluated"
+        )
+    return int(together.shape[1])
+
+
+def _check_logits(logits: torch.Tensor, *, rows: int) -> None:
+    if logits.dim() != 2 or logits.shape[0] != rows or logits.shape[1] < 2:
         raise InvalidScores(
             "the network must return one row of at least two logits for each input, got shape "
-            f"{tuple(logits.shape)} for {value.shape[0]} inputs"
+            f"{tuple(logits.shape)} for {rows} inputs"
         )
     if not torch.isfinite(logits).all():
         raise InvalidScores(
             "the network returned NaN or infinity under noise; its scores would mean nothing: "
             "check its weights and the scale of its input"
         )
+
+
+def _scores_of(model: PixelDP, value: torch.Tensor, generator: torch.Generator) -> np.ndarray:
+    """Return, for one batch of draws, the argmax counts, the softmax sums and their squares."""
+    # In place: a fresh tensor of this size costs as much as the network.
+    logits = model.back(model.noise.sample(value, generator).add_(value))
+    _check_logits(logits, rows=value.shape[0])
     labels = logits.shape[1]
     softmax = logits.double().softmax(dim=1)
     counts = torch.bincount(logits.argmax(dim=1), minlength=labels).double()

@@ -15,7 +15,7 @@ from pixeldp.certification import Certification, certify, certify_scores
 from pixeldp.datasets import Dataset, load_dataset
 from pixeldp.errors import InvalidArgument, RunCorrupt
 from pixeldp.report import Results
-from pixeldp.runs import CertificationSettings, RunConfig, rounded_down
+from pixeldp.runs import CertificationSettings, RunConfig, rounded_down, rounded_up
 from pixeldp.training import train
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ def certify_run(
     )
     results = _results(config, made, dataset)
     root = Path(folder)
+    runs.remove(root, runs.REPORT, runs.CURVE)  # they show the earlier certificates
     runs.write_scores(root, config, made.scores)
     settings = CertificationSettings(
         confidence=made.confidence,
@@ -96,10 +97,12 @@ def read_results(folder: str | os.PathLike[str]) -> Results:
     drawn = runs.read_scores(root, config)
     settings = runs.read_settings(root)
     dataset = load_dataset(config.dataset)
-    if settings.images != len(drawn.draws) or settings.images > len(dataset.test_labels):
+    said = (settings.images, settings.draws, settings.seed)
+    kept = (len(drawn.draws), int(drawn.draws.max(initial=0)), drawn.seed)
+    if said != kept or settings.images > len(dataset.test_labels):
         raise RunCorrupt(
-            f"{str(root)!r} has scores of {len(drawn.draws)} images but settings for "
-            f"{settings.images}; certify the run again"
+            f"the scores in {str(root)!r} are not those that its {runs.SETTINGS} tells of: images, "
+            f"draws and seed are {kept}, not {said}; certify the run again"
         )
     made = certify_scores(
         drawn,
@@ -116,7 +119,7 @@ def read_results(folder: str | os.PathLike[str]) -> Results:
 def write_report(folder: str | os.PathLike[str]) -> Path:
     """Write ``report.html`` and ``plots/`` of a certified run; return the page's path."""
     root, results = Path(folder), read_results(folder)
-    runs.write(root / "plots" / "certified_accuracy.png", plots.png(results.curve()))
+    runs.write(root / runs.CURVE, plots.png(results.curve()))
     page = root / runs.REPORT
     runs.write(page, report.render(results).encode())
     return page
@@ -162,7 +165,7 @@ def _columns(results: Results) -> dict[str, Iterable[object]]:
         "time": [f"{seconds:.6f}" for seconds in made.scores.seconds],
         "top": made.label,
         "lower": [rounded_down(float(value), 9) for value in made.lower],
-        "upper": [f"{value:.9f}" for value in made.upper],
+        "upper": [rounded_up(float(value), 9) for value in made.upper],
         "draws": made.scores.draws,
         **{
             f"radius_{name}": [rounded_down(float(radius)) for radius in results.radii()[name]]

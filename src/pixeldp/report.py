@@ -185,8 +185,8 @@ def _table(results: Results) -> str:
     )
     certificate = results.certification.certificate
     return (
-        f"<table class='numbers'><tr><th>certified accuracy at T =</th>{head}</tr>{rows}"
-        f"<tr><th>precision on certified ({certificate})</th>{precision}</tr></table>"
+        f"<div class='wide'><table class='numbers'><tr><th>certified accuracy at T =</th>{head}</tr>{rows}"
+        f"<tr><th>precision on certified ({certificate})</th>{precision}</tr></table></div>"
     )
 
 
@@ -279,7 +279,8 @@ table {{ border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabula
 th, td {{ padding: .25rem .7rem; border-bottom: 1px solid #ddd; }}
 .facts th {{ text-align: left; font-weight: 600; }}
 .numbers th:first-child {{ text-align: left; }}
-.numbers td, .numbers th {{ text-align: right; }}
+.numbers td, .numbers th {{ text-align: right; white-space: nowrap; }}
+.wide {{ overflow-x: auto; }}
 .figure svg {{ max-width: 100%; height: auto; }}
 .gallery {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(19rem, 1fr));
             gap: 1rem; }}

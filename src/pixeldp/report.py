@@ -185,7 +185,8 @@ def _table(results: Results) -> str:
     )
     certificate = results.certification.certificate
     return (
-        f"<div class='wide'><table class='numbers'><tr><th>certified accuracy at T =</th>{head}</tr>{rows}"
+        "<div class='wide'><table class='numbers'>"
+        f"<tr><th>certified accuracy at T =</th>{head}</tr>{rows}"
         f"<tr><th>precision on certified ({certificate})</th>{precision}</tr></table></div>"
     )
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pixeldp._checks import one_of, open_unit, whole
-from pixeldp.bounds import DEFAULT_METHOD, METHODS, Bounds, check_draws, confidence_bounds
+from pixeldp.bounds import DEFAULT_METHOD, PLANS, Bounds, bounds_for, check_draws
+from pixeldp.bounds.methods import METHODS
 from pixeldp.certificates import CERTIFICATES, certified_radius
 from pixeldp.errors import InvalidArgument
 from pixeldp.scores import KINDS, Scores
@@ -84,6 +85,9 @@ def certify(
     scores: str = "argmax",
     certificate: str = "tight",
     bound: str | None = None,
+    selection: int = 0,
+    plan: str | None = None,
+    simultaneous: bool = False,
     seed: int | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Certification:
@@ -100,9 +104,19 @@ def certify(
     scores:
         ``argmax`` (usually certifies more) or ``softmax``.
     certificate:
-        ``tight`` or ``dp``.
+        ``tight``, ``renyi``, ``analytic`` or ``dp``.
     bound:
-        ``clopper-pearson`` (argmax scores only) or ``hoeffding``; by default the one that fits.
+        ``clopper-pearson`` or ``beta-binomial`` (argmax scores only), ``hoeffding``,
+        ``bernstein`` or ``betting``; by default Clopper-Pearson for argmax scores and betting for
+        softmax.
+    selection:
+        So many draws more, first, choose the label; then the others only bound it (Cohen et al.
+        2019). 0: the label is chosen by the draws that bound it, and alpha is spent on all labels.
+    plan:
+        With a selection, ``rest`` (bound the label against all others together) or ``all`` (bound
+        every label by itself).
+    simultaneous:
+        Whether all certificates of the batch are to hold together at the stated confidence.
     seed:
         For a repeatable result on one machine; drawn from the operating system unless given.
         Whoever can foresee the noise can attack it: leave it out where that matters.
@@ -118,24 +132,34 @@ def certify(
     >>> result.label, bool(result.radius[0] < 1.0)  # 1.0 is this input's true robust radius
     (array([0]), True)
     """
-    from pixeldp.sampling import probe_labels, sample_scores
+    from pixeldp.sampling import checked_seed, probe_labels, sample_scores
 
     one_of("certificate", certificate, CERTIFICATES)
-    method = _method_for(scores, bound)
+    method, way = method_for(scores, bound), plan_for(plan, selected=selection > 0)
     open_unit("confidence", confidence)
     whole("draws", draws, least=1)
+    whole("selection", selection, least=0)
     model.check_inputs(x)
+    seed = checked_seed(seed)
+    each = 1 - (1 - confidence) / (len(x) if simultaneous else 1)
     labels = probe_labels(model, x)
-    check_draws(draws, labels=labels, confidence=confidence, method=method)
-    drawn = sample_scores(model, x, draws=draws, seed=seed, progress=progress)
+    check_draws(draws, labels=labels, confidence=each, method=method, plan=way)
+    chosen = None
+    if selection:
+        first = sample_scores(model, x, draws=selection, seed=seed, selection=True)
+        chosen = first.totals(scores).argmax(axis=1)
+    sketch = method == "betting" and scores == "softmax"
+    drawn = sample_scores(model, x, draws=draws, seed=seed, sketch=sketch, progress=progress)
     return certify_scores(
-        drawn,
+        replace(drawn, selected=chosen),
         noise=model.noise,
         sensitivity=model.sensitivity,
         confidence=confidence,
         scores=scores,
         certificate=certificate,
         bound=bound,
+        plan=plan,
+        simultaneous=simultaneous,
     )
 
 
@@ -148,17 +172,25 @@ def certify_scores(
     scores: str = "argmax",
     certificate: str = "tight",
     bound: str | None = None,
+    plan: str | None = None,
+    simultaneous: bool = False,
 ) -> Certification:
     """Certify from draws that were made before; the network is not needed."""
-    method = _method_for(scores, bound)
-    totals = drawn.totals(scores)
-    low, up = confidence_bounds(totals, drawn.draws, confidence=confidence, method=method)
-    label = totals.argmax(axis=1)
+    method, way = method_for(scores, bound), plan_for(plan, selected=drawn.selected is not None)
+    made = bounds_for(
+        drawn.sums_of(scores),
+        confidence=confidence,
+        method=method,
+        plan=way,
+        label=drawn.selected,
+        simultaneous=simultaneous,
+    )
+    label = drawn.totals(scores).argmax(axis=1) if drawn.selected is None else drawn.selected
     rows = np.arange(len(label))
-    lower = low[rows, label]
+    lower = made.lower[rows, label]
     # The maximum over every other label's upper bound: with soft scores, the runner-up by mean
     # need not have it.
-    others = up.copy()
+    others = made.upper.copy()
     others[rows, label] = -np.inf
     # Scores sum to 1, so no other label can have more than what the label leaves.
     upper = np.minimum(others.max(axis=1), np.nextafter(1 - lower, 1.0))
@@ -174,17 +206,30 @@ def certify_scores(
         kind=scores,
         noise=noise,
         sensitivity=sensitivity,
-        bounds=Bounds(lower=low, upper=up, confidence=confidence, method=method),
+        bounds=made,
         scores=drawn,
     )
 
 
-def _method_for(scores: str, bound: str | None) -> str:
+def method_for(scores: str, bound: str | None) -> str:
+    """Return the bound to use for that kind of scores; refuse one that does not hold for it."""
     one_of("scores", scores, KINDS)
     method = DEFAULT_METHOD[scores] if bound is None else one_of("bound", bound, METHODS)
-    if scores == "softmax" and method == "clopper-pearson":
+    if scores not in METHODS[method].kinds:
         raise InvalidArgument(
-            "bound='clopper-pearson' counts argmax scores and does not hold for "
-            "scores='softmax'; take bound='hoeffding' or scores='argmax'"
+            f"bound={method!r} counts argmax scores and does not hold for scores={scores!r}; "
+            "take 'betting', 'bernstein' or 'hoeffding', or scores='argmax'"
         )
     return method
+
+
+def plan_for(plan: str | None, *, selected: bool) -> str:
+    """Return how alpha is spent: on all labels, unless the label was chosen by other draws."""
+    if plan is None:
+        return "rest" if selected else "union"
+    if (one_of("plan", plan, PLANS) == "union") is selected:
+        raise InvalidArgument(
+            f"plan={plan!r} is for labels chosen by {'the same' if selected else 'other'} draws; "
+            f"give selection={'0' if selected else 'a number of draws'} or another plan"
+        )
+    return plan

@@ -135,14 +135,22 @@ def certify(
     ] = None,
     confidence: Confidence = 0.95,
     scores: Annotated[str, typer.Option(help="argmax or softmax.")] = "argmax",
-    certificate: Annotated[str, typer.Option(help="tight or dp.")] = "tight",
+    certificate: Annotated[str, typer.Option(help="tight, renyi, analytic or dp.")] = "tight",
     bound: Annotated[
         str | None,
         typer.Option(
-            help="clopper-pearson or hoeffding. [default: the one that fits the scores]",
+            help="clopper-pearson, beta-binomial, hoeffding, bernstein or betting. "
+            "[default: clopper-pearson for argmax, betting for softmax]",
             show_default=False,
         ),
     ] = None,
+    selection: Annotated[
+        int, typer.Option(help="So many draws more choose the label, which the others then bound.")
+    ] = 0,
+    simultaneous: Annotated[  # noqa: FBT002 - a flag
+        bool,
+        typer.Option("--simultaneous", help="All certificates hold together at the confidence."),
+    ] = False,
     seed: Annotated[
         int | None,
         typer.Option(
@@ -159,6 +167,8 @@ def certify(
         scores=scores,
         certificate=certificate,
         bound=bound,
+        selection=selection,
+        simultaneous=simultaneous,
         seed=seed,
     )
     _print_results(results)

@@ -111,13 +111,28 @@ class Results:
             ("attack", f"{self.norm}, in units of inputs in [{low:g}, {high:g}]"),
             (
                 "confidence",
-                f"{made.confidence:g} for each input ({made.bounds.method}, {made.kind} scores)",
+                f"{made.confidence:g} for {_each(made)} ({made.bounds.method}, {made.kind} scores)",
+            ),
+            (
+                "spent on",
+                _PLANS[made.bounds.spending.plan],
             ),
             ("draws a prediction", f"{round(float(made.scores.draws.mean()))}"),
             ("seconds a prediction", f"{seconds.mean():.3g}"),
             ("images", f"{len(self.labels)}, {int(made.abstained.sum())} abstained"),
             ("seed", f"{made.scores.seed}"),
         ]
+
+
+_PLANS = {
+    "union": "all labels bounded",
+    "rest": "label chosen first, against the rest",
+    "all": "label chosen first, all labels bounded",
+}
+
+
+def _each(made: Certification) -> str:
+    return "all inputs together" if made.bounds.simultaneous else "each input"
 
 
 def render(results: Results) -> str:
@@ -192,15 +207,21 @@ def _table(results: Results) -> str:
 
 
 def _explanation(results: Results) -> str:
-    alpha = 1 - results.certification.confidence
-    expected = alpha * len(results.labels)
+    made = results.certification
+    expected = (1 - made.confidence) * len(results.labels)
+    confidence = (
+        f"All {len(results.labels)} certificates hold together with probability "
+        f"{made.confidence:g}."
+        if made.bounds.simultaneous
+        else f"The confidence of {made.confidence:g} is for each image by itself: "
+        f"of {len(results.labels)} certificates, about {expected:.0f} may be wrong."
+    )
     return (
         "<p>Certified accuracy at T is the share of images that are classified correctly "
         "<i>and</i> whose label no change of size T or less can alter. <b>dp</b> is the "
         "certificate of the paper, from differential privacy; <b>tight</b> is the best that these "
         "scores and this noise allow. At T = 0 both equal conventional accuracy. "
-        f"The confidence of {results.certification.confidence:g} is for each image by itself: "
-        f"of {len(results.labels)} certificates, about {expected:.0f} may be wrong.</p>"
+        f"{confidence}</p>"
     )
 
 

@@ -67,7 +67,7 @@ CERTIFICATES = "certificates.tsv"
 SETTINGS = "certificates.json"
 REPORT = "report.html"
 CURVE = "plots/certified_accuracy.png"
-_SCORE_ARRAYS = ("counts", "sums", "squares", "draws", "seconds")
+_SCORE_ARRAYS = ("counts", "sums", "squares", "draws", "seconds", "sketch", "selected")
 _OWN_FILES = (CONFIG, WEIGHTS, TRAINING_LOG, SCORES, CERTIFICATES, SETTINGS, REPORT, CURVE)
 
 
@@ -137,6 +137,9 @@ class CertificationSettings(_Record):
     scores: str
     certificate: str
     bound: str
+    plan: str = "union"
+    selection: int = 0
+    simultaneous: bool = False
     sensitivity: float
     images: int
     draws: int
@@ -266,7 +269,7 @@ def append_log(folder: Path, entry: dict[str, Any]) -> None:
 
 def write_scores(folder: Path, config: RunConfig, scores: Scores) -> None:
     """Keep the sums over draws, with what they were drawn from."""
-    arrays = {name: getattr(scores, name) for name in _SCORE_ARRAYS}
+    arrays = {name: array for name in _SCORE_ARRAYS if (array := getattr(scores, name)) is not None}
     content = safetensors.numpy.save(
         # The file format takes an array's bytes as they lie in memory.
         {name: np.ascontiguousarray(array) for name, array in arrays.items()},

@@ -12,6 +12,7 @@ import torch
 from pixeldp._checks import whole
 from pixeldp.errors import InvalidArgument, InvalidScores
 from pixeldp.scores import Scores
+from pixeldp.sketches import sketch_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,6 +24,9 @@ DEFAULT_BATCH = 200
 
 # How far a row's logits may move, as a share of their spread, when it stands beside another.
 _SAME = 1e-3
+
+# Marks the stream of an input that its label is chosen from.
+_SELECTION = 1
 
 _MAX_SEED = 2**63 - 1
 
@@ -49,12 +53,16 @@ def sample_scores(
     draws: int,
     seed: int | None = None,
     batch_size: int = DEFAULT_BATCH,
+    sketch: bool = False,
+    selection: bool = False,
     progress: Callable[[int], object] | None = None,
 ) -> Scores:
     """Draw ``draws`` noisy scores for every input of ``x``, argmax and softmax at once.
 
     The front runs once for all draws of an input. Input number i draws its noise from a stream of
-    its own, derived from ``(seed, i)``, so that its scores do not depend on the inputs beside it.
+    its own, derived from ``(seed, i)``, so that its scores do not depend on the inputs beside it;
+    draws for the ``selection`` of labels come from yet another. With ``sketch``, the sketches of
+    the softmax scores are kept, which betting bounds need.
     ``progress`` is called with the number of inputs done, after each.
     """
     draws = whole("draws", draws, least=1)
@@ -64,23 +72,26 @@ def sample_scores(
     rows = []
     for number, one in enumerate(x):
         began = time.perf_counter()
-        generator = _stream(seed, number, x.device)
+        generator = _stream((seed, number, _SELECTION) if selection else (seed, number), x.device)
         value = model.front(one[None])
-        totals = sum(
-            _scores_of(model, value.expand(size, *value.shape[1:]), generator)
-            for size in _batches(draws, batch_size)
-        )
-        rows.append((totals, time.perf_counter() - began))
+        totals, weights = np.zeros(()), np.zeros(())
+        for size in _batches(draws, batch_size):
+            part, softmax = _scores_of(model, value.expand(size, *value.shape[1:]), generator)
+            totals = totals + part
+            if sketch:
+                weights = weights + sketch_of(softmax.cpu().numpy())
+        rows.append((totals, weights, time.perf_counter() - began))
         if progress is not None:
             progress(number + 1)
-    sums = np.stack([np.asarray(totals) for totals, _ in rows])
+    sums = np.stack([totals for totals, _, _ in rows])
     return Scores(
         counts=sums[:, 0].astype(np.int64),
         sums=sums[:, 1],
         squares=sums[:, 2],
         draws=np.full(len(rows), draws, dtype=np.int64),
-        seconds=np.array([seconds for _, seconds in rows]),
+        seconds=np.array([seconds for _, _, seconds in rows]),
         seed=seed,
+        sketch=np.stack([weights for _, weights, _ in rows]) if sketch else None,
     )
 
 
@@ -92,7 +103,7 @@ def probe_labels(model: PixelDP, x: torch.Tensor) -> int:
     would not be independent, and no bound on their mean would hold.
     """
     value = model.front(x[:1]).repeat_interleave(2, dim=0)
-    noisy = model.noise.sample(value, _stream(0, 0, x.device)).add_(value)
+    noisy = model.noise.sample(value, _stream((0, 0), x.device)).add_(value)
     together, alone = model.back(noisy), model.back(noisy[:1])
     _check_logits(together, rows=2)
     # Sums may be taken in another order. What is left is compared with the spread of the logits,
@@ -120,8 +131,10 @@ def _check_logits(logits: torch.Tensor, *, rows: int) -> None:
         )
 
 
-def _scores_of(model: PixelDP, value: torch.Tensor, generator: torch.Generator) -> np.ndarray:
-    """Return, for one batch of draws, the argmax counts, the softmax sums and their squares."""
+def _scores_of(
+    model: PixelDP, value: torch.Tensor, generator: torch.Generator
+) -> tuple[np.ndarray, torch.Tensor]:
+    """Return one batch's argmax counts, softmax sums and sums of squares; and its softmax."""
     # In place: a fresh tensor of this size costs as much as the network.
     logits = model.back(model.noise.sample(value, generator).add_(value))
     _check_logits(logits, rows=value.shape[0])
@@ -130,7 +143,7 @@ def _scores_of(model: PixelDP, value: torch.Tensor, generator: torch.Generator) 
     counts = torch.bincount(logits.argmax(dim=1), minlength=labels).double()
     stacked = torch.stack([counts, softmax.sum(dim=0), softmax.square().sum(dim=0)])
     array: np.ndarray = stacked.cpu().numpy()
-    return array
+    return array, softmax
 
 
 def _batches(draws: int, batch_size: int) -> list[int]:
@@ -138,6 +151,6 @@ def _batches(draws: int, batch_size: int) -> list[int]:
     return [batch_size] * full + ([rest] if rest else [])
 
 
-def _stream(seed: int, number: int, device: torch.device) -> torch.Generator:
-    words = np.random.SeedSequence([seed, number]).generate_state(1, np.uint64)
+def _stream(words_of_seed: tuple[int, ...], device: torch.device) -> torch.Generator:
+    words = np.random.SeedSequence(words_of_seed).generate_state(1, np.uint64)
     return torch.Generator(device=device).manual_seed(int(words[0] >> np.uint64(1)))

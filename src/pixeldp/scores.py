@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pixeldp._checks import one_of
+from pixeldp.bounds.sums import Sums, checked_sums
 from pixeldp.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -35,6 +36,11 @@ class Scores:
         ``[N]``, time spent on each input.
     seed:
         What the noise was drawn from: input number i uses the stream (seed, i).
+    sketch:
+        ``[N, K, places]``, the sketches of the softmax scores, where they were kept: what betting
+        bounds need.
+    selected:
+        ``[N]``, the label of each input, where it was chosen by draws of its own.
     """
 
     counts: npt.NDArray[np.int64]
@@ -43,6 +49,8 @@ class Scores:
     draws: npt.NDArray[np.int64]
     seconds: npt.NDArray[np.float64]
     seed: int
+    sketch: npt.NDArray[np.float64] | None = None
+    selected: npt.NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         """Refuse sums that no draws could have left."""
@@ -64,6 +72,12 @@ class Scores:
         wrong = np.abs(self.sums.sum(axis=1) - self.draws) > slack
         if not np.isfinite(self.sums).all() or (self.sums < 0).any() or wrong.any():
             raise InvalidArgument("sums must be at least 0 and add up to the draws of each input")
+        if self.selected is not None and (
+            self.selected.shape != shape[:1]
+            or not ((self.selected >= 0) & (self.selected < shape[1])).all()
+        ):
+            raise InvalidArgument(f"selected must name one of {shape[1]} labels for each input")
+        self.sums_of("softmax")  # refuses squares and a sketch that do not belong to the sums
 
     @property
     def labels(self) -> int:
@@ -77,6 +91,12 @@ class Scores:
             if one_of("scores", kind, KINDS) == "argmax"
             else self.sums
         )
+
+    def sums_of(self, kind: str) -> Sums:
+        """Return what bounds on the ``argmax`` or ``softmax`` scores are computed from."""
+        if one_of("scores", kind, KINDS) == "argmax":
+            return checked_sums(self.counts, self.draws)
+        return checked_sums(self.sums, self.draws, squares=self.squares, sketch=self.sketch)
 
     def means(self, kind: str) -> npt.NDArray[np.float64]:
         """Return the mean scores, the estimate of ``E A_k(x)``."""

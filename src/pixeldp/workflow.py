@@ -54,6 +54,9 @@ def certify_run(
     scores: str = "argmax",
     certificate: str = "tight",
     bound: str | None = None,
+    selection: int = 0,
+    plan: str | None = None,
+    simultaneous: bool = False,
     seed: int | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Results:
@@ -69,6 +72,9 @@ def certify_run(
         scores=scores,
         certificate=certificate,
         bound=bound,
+        selection=selection,
+        plan=plan,
+        simultaneous=simultaneous,
         seed=seed,
         progress=progress,
     )
@@ -81,6 +87,9 @@ def certify_run(
         scores=made.kind,
         certificate=made.certificate,
         bound=made.bounds.method,
+        plan=made.bounds.spending.plan,
+        selection=selection,
+        simultaneous=simultaneous,
         sensitivity=made.sensitivity,
         images=len(labels),
         draws=draws,
@@ -112,6 +121,8 @@ def read_results(folder: str | os.PathLike[str]) -> Results:
         scores=settings.scores,
         certificate=settings.certificate,
         bound=settings.bound,
+        plan=settings.plan,
+        simultaneous=settings.simultaneous,
     )
     return _results(config, made, dataset)
 

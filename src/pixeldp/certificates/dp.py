@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pixeldp.errors import InvalidArgument
-from pixeldp.mechanisms import Gaussian, Laplace, half_log_ratio
+from pixeldp.mechanisms import half_log_ratio
+from pixeldp.roots import last_holding
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[np.float64]
 
-# Each step shrinks the bracket by 0.618: sixty narrow it to 3e-13 of the whole.
+# Golden-section steps: sixty narrow the bracket to 3e-13 of the whole.
 _STEPS = 60
 _GOLDEN = (5**0.5 - 1) / 2
 
@@ -31,41 +30,52 @@ def shift(lower: Array, upper: Array, mechanism: Mechanism) -> Array:
     """Return the largest shift r for which the robustness condition holds (Proposition 2).
 
     ``lower > e^{2ε} upper + (1 + e^ε) δ``, where attacks of shift r are covered by every (ε, δ)
-    that the mechanism has for r; rounded down. For 0 ≤ upper < lower ≤ 1.
-    """
-    if isinstance(mechanism, Laplace):
-        return half_log_ratio(lower, upper)  # ε = r and δ = 0, so r = ½ ln(lower / upper)
-    if isinstance(mechanism, Gaussian):
-        return _gaussian(lower, upper)
-    raise InvalidArgument(f"certificate='dp' does not know the mechanism {mechanism.name!r}")
+    that the mechanism's classical formula has for r; rounded down. For 0 ≤ upper < lower ≤ 1.
 
+    Laplace: ``ε = r`` and ``δ = 0``, so ``r = ½ ln(lower / upper)``.
 
-def _gaussian(lower: Array, upper: Array) -> Array:
-    """Maximise ``r = ε / sqrt(2 ln(1.25/δ))`` over ε in (0, 1], with the best δ for each ε.
-
+    Gaussian: maximise ``r = ε / sqrt(2 ln(1.25/δ))`` over ε in (0, 1], with the best δ for each ε.
     For a given ε the condition allows every δ below ``(lower − e^{2ε} upper) / (1 + e^ε)``, and r
     grows with δ. As a function of ε, r has one maximum: with ``g = ln(1.25/δ)``, ``sqrt(g)`` is
     convex, so every ``ε − c sqrt(g)`` is concave. A golden-section search therefore finds it; and
     since every ε within the range is allowed, whatever it finds is sound.
     """
+    if mechanism.name == "laplace":
+        return half_log_ratio(lower, upper)
+
+    def covered(epsilon: Array) -> Array:
+        return mechanism.classical_shift(epsilon, largest_delta(epsilon, lower, upper))
+
     left = np.zeros_like(lower)
     right = np.minimum(1.0, half_log_ratio(lower, upper))  # beyond it no δ above 0 is left
-    ends = right
+    ends = covered(right)  # the maximum may sit at ε = 1, which the search only approaches
     for _ in range(_STEPS):
         step = _GOLDEN * (right - left)
         first, second = right - step, left + step
-        below = _covered(first, lower, upper) < _covered(second, lower, upper)
-        left, right = np.where(below, first, left), np.where(below, right, second)
-    # The maximum may sit at ε = 1, which the search only approaches.
-    best = np.maximum(_covered(left, lower, upper), _covered(ends, lower, upper))
-    return best * (1 - _ROUNDING)
+        rising = covered(first) < covered(second)
+        left, right = np.where(rising, first, left), np.where(rising, right, second)
+    return np.maximum(covered(left), ends) * (1 - _ROUNDING)
 
 
-def _covered(epsilon: Array, lower: Array, upper: Array) -> Array:
-    """Return the shift covered at ε with the largest δ that the condition allows; 0 if none."""
-    growth = np.exp(epsilon)
-    room = (lower - growth * growth * upper) / (1 + growth)
-    room = room - _ROUNDING * lower - _TINY  # what the operations may have rounded up
-    with np.errstate(divide="ignore", invalid="ignore"):
-        covered = epsilon / np.sqrt(2 * (math.log(1.25) - np.log(room)))
-    return np.where(room > 0, covered, 0.0)
+def shift_at_fixed_delta(
+    lower: Array, upper: Array, mechanism: Mechanism, *, delta: float
+) -> Array:
+    """Return the same for one δ that is stated beforehand, as the original code does it.
+
+    The condition then bounds ε alone: it holds up to some ε and not beyond it.
+    """
+    end = np.minimum(1.0, half_log_ratio(lower, upper))
+    epsilon = last_holding(
+        lambda eps: largest_delta(eps, lower, upper) > delta, np.zeros_like(lower), end
+    )
+    covered = mechanism.classical_shift(epsilon, np.full_like(lower, delta))
+    return np.where(epsilon > 0, covered * (1 - _ROUNDING), 0.0)
+
+
+def largest_delta(epsilon: Array, lower: Array, upper: Array) -> Array:
+    """Return the δ up to which the condition holds at ε; at most 0 where it does for none."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        growth = np.exp(epsilon)
+        room = (lower - growth * growth * upper) / (1 + growth)
+        rounded_up = _ROUNDING * lower / (1 + growth) + _TINY
+        return np.asarray(room - rounded_up)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from pixeldp import Gaussian, PixelDP, certified_radius, certify, confidence_bou
 from pixeldp.certification import certify_scores
 from pixeldp.errors import InvalidArgument, InvalidInput, InvalidScores, TooFewDraws
 from pixeldp.scores import Scores
+from pixeldp.sketches import PLACES
 
 NOISE = Gaussian(scale=1.0, norm=2)
 
@@ -17,9 +20,7 @@ def made_of(counts: list[list[int]], sums: list[list[float]] | None = None) -> S
     array = np.array(counts)
     soft = array.astype(float) if sums is None else np.array(sums)
     draws = array.sum(axis=1)
-    return Scores(
-        counts=array, sums=soft, squares=soft**2, draws=draws, seconds=draws / 1e4, seed=0
-    )
+    return Scores(counts=array, sums=soft, squares=soft, draws=draws, seconds=draws / 1e4, seed=0)
 
 
 def test_it_is_draw_choose_bound_certify() -> None:
@@ -64,7 +65,9 @@ def test_two_certificates_on_the_same_draws() -> None:
 
 def test_softmax_scores_are_bounded_by_hoeffding() -> None:
     drawn = made_of([[600, 400]], [[800.5, 199.5]])
-    result = certify_scores(drawn, noise=NOISE, sensitivity=1.0, scores="softmax")
+    result = certify_scores(
+        drawn, noise=NOISE, sensitivity=1.0, scores="softmax", bound="hoeffding"
+    )
     lower, _ = confidence_bounds([800.5, 199.5], 1000, method="hoeffding")
     assert result.bounds.method == "hoeffding"
     assert result.kind == "softmax"
@@ -73,6 +76,52 @@ def test_softmax_scores_are_bounded_by_hoeffding() -> None:
         certify_scores(
             drawn, noise=NOISE, sensitivity=1.0, scores="softmax", bound="clopper-pearson"
         )
+
+
+def test_two_stages_choose_on_draws_of_their_own(model: PixelDP) -> None:
+    x = torch.rand(3, 1, 6, 6)
+    once = certify(model, x, draws=300, seed=5)
+    twice = certify(model, x, draws=300, seed=5, selection=40)
+    assert (twice.scores.counts == once.scores.counts).all()  # the bounding draws are the same
+    assert twice.scores.selected is not None
+    assert twice.bounds.spending.plan == "rest"
+    assert twice.label.tolist() == twice.scores.selected.tolist()
+    agree = twice.label == once.label
+    assert (twice.lower[agree] >= once.lower[agree]).all()
+    every = certify(model, x, draws=300, seed=5, selection=40, plan="all")
+    assert every.bounds.spending.plan == "all"
+    with pytest.raises(InvalidArgument, match="plan='union' is for labels chosen by the same"):
+        certify(model, x, draws=300, selection=40, plan="union")
+    with pytest.raises(InvalidArgument, match="plan='rest' is for labels chosen by other draws"):
+        certify(model, x, draws=300, plan="rest")
+
+
+def test_a_label_chosen_beforehand_may_be_a_bad_choice() -> None:
+    """Then it abstains: it never certifies the label that the bounding draws prefer instead."""
+    drawn = replace(made_of([[100, 900, 0]]), selected=np.array([0]))
+    result = certify_scores(drawn, noise=NOISE, sensitivity=1.0)
+    assert result.label.tolist() == [0]
+    assert result.abstained.tolist() == [True]
+    assert result.radius.tolist() == [0.0]
+
+
+def test_betting_on_softmax_scores_keeps_a_sketch(model: PixelDP) -> None:
+    x = torch.rand(2, 1, 6, 6)
+    betting = certify(model, x, draws=300, seed=5, scores="softmax")
+    assert betting.bounds.method == "betting"
+    assert betting.scores.sketch is not None
+    assert np.allclose(betting.scores.sketch @ PLACES, betting.scores.sums)
+    hoeffding = certify(model, x, draws=300, seed=5, scores="softmax", bound="hoeffding")
+    assert hoeffding.scores.sketch is None
+    assert (betting.lower > hoeffding.lower).all()
+
+
+def test_simultaneous_certificates_are_smaller(model: PixelDP) -> None:
+    x = torch.rand(4, 1, 6, 6)
+    alone = certify(model, x, draws=400, seed=1)
+    together = certify(model, x, draws=400, seed=1, simultaneous=True)
+    assert (together.lower < alone.lower).all()
+    assert together.confidence == alone.confidence == 0.95
 
 
 def test_more_confidence_never_gives_a_larger_radius(model: PixelDP) -> None:

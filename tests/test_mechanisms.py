@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from scipy import optimize, stats
 
 from pixeldp import Gaussian, Laplace
 from pixeldp.errors import InvalidArgument
+from pixeldp.mechanisms import Mechanism as Mechanism_
 
 if TYPE_CHECKING:
     from pixeldp.mechanisms import Mechanism
@@ -162,3 +164,136 @@ def test_impossible_parameters_are_refused(build: object, message: str) -> None:
 def test_numbers_are_keyword_only() -> None:
     with pytest.raises(TypeError):
         Gaussian(0.5, 2)  # type: ignore[call-arg]
+
+
+def loss_of(mechanism: Mechanism, shift: float) -> Any:  # noqa: ANN401 - the other side's type
+    """The privacy loss as dp-accounting has it: sensitivity 1 and the noise of that shift."""
+    from dp_accounting.pld import privacy_loss_mechanism as oracle
+
+    kind = oracle.GaussianPrivacyLoss if mechanism.name == "gaussian" else oracle.LaplacePrivacyLoss
+    return kind(1 / shift)
+
+
+@by_name
+@pytest.mark.parametrize("shift", [0.05, 0.5, 1.0, 3.0])
+def test_profile_agrees_with_an_independent_accountant(mechanism: Mechanism, shift: float) -> None:
+    loss = loss_of(mechanism, shift)
+    for epsilon in (0.0, 0.01, 0.3, 1.0, 2.5, 6.0):
+        expected = loss.get_delta_for_epsilon(epsilon)
+        ours = float(mechanism.profile(epsilon, shift))
+        assert ours == pytest.approx(expected, rel=1e-9, abs=1e-15)
+
+
+@by_name
+@pytest.mark.parametrize("shift", [0.3, 1.0, 2.0])
+def test_trade_off_is_what_the_accountants_profile_implies(
+    mechanism: Mechanism, shift: float
+) -> None:
+    """Every (ε, δ) bounds an event from below, twice: itself, and through its complement."""
+    loss = loss_of(mechanism, shift)
+    epsilons = np.linspace(0, 12, 6001)
+    deltas = np.array([loss.get_delta_for_epsilon(epsilon) for epsilon in epsilons])
+    for p in (0.05, 0.3, 0.5, 0.62, 0.8, 0.97, 0.999):
+        direct = np.exp(-epsilons) * (p - deltas)
+        through = 1 - np.exp(epsilons) * (1 - p) - deltas
+        expected = max(direct.max(), through.max())
+        assert float(mechanism.least_after(p, shift)) == pytest.approx(expected, abs=2e-6)
+
+
+@by_name
+@given(epsilon=st.floats(0, 20), log_delta=st.floats(-200, -1e-6))
+def test_exact_shift_inverts_the_profile_from_below(
+    mechanism: Mechanism, epsilon: float, log_delta: float
+) -> None:
+    delta = math.exp(log_delta)
+    shift = float(mechanism.exact_shift(np.array(epsilon), np.array(delta)))
+    assert float(mechanism.profile(epsilon, shift)) <= delta
+    if epsilon > 1e-3:
+        assert float(mechanism.profile(epsilon, shift * (1 + 1e-5))) > delta * (1 - 1e-9)
+
+
+@by_name
+@pytest.mark.parametrize("order", [1.001, 1.5, 2.0, 7.0])
+def test_renyi_divergence_is_the_integral(mechanism: Mechanism, order: float) -> None:
+    grid = np.linspace(-60, 60, 400_001)
+    law = stats.norm if mechanism.name == "gaussian" else stats.laplace
+    for shift in (0.2, 1.0):
+        inside = order * law.logpdf(grid) + (1 - order) * law.logpdf(grid - shift)
+        integral = np.exp(inside).sum() * (grid[1] - grid[0])
+        expected = math.log(integral) / (order - 1)
+        assert float(mechanism.renyi(order, shift)) == pytest.approx(expected, rel=1e-3)
+        back = mechanism.renyi_shift(np.array(order), np.array(mechanism.renyi(order, shift)))
+        assert shift * (1 - 1e-5) < float(back) <= shift * (1 + 1e-12)
+
+
+@by_name
+def test_what_a_mechanism_does_not_know_in_closed_form_is_found_by_a_root(
+    mechanism: Mechanism,
+) -> None:
+    from pixeldp.mechanisms import Mechanism as General
+
+    lower, upper = np.array([0.6, 0.9, 0.4]), np.array([0.4, 0.02, 0.1])
+    pairs = [
+        (General.largest_shift(mechanism, lower, upper), mechanism.largest_shift(lower, upper)),
+        (
+            General.exact_shift(mechanism, np.array([0.1, 1.0]), np.array([0.2, 1e-5])),
+            mechanism.exact_shift(np.array([0.1, 1.0]), np.array([0.2, 1e-5])),
+        ),
+        (
+            General.renyi_shift(mechanism, np.array([1.5, 3.0]), np.array([0.2, 1.0])),
+            mechanism.renyi_shift(np.array([1.5, 3.0]), np.array([0.2, 1.0])),
+        ),
+    ]
+    for by_root, closed in pairs:
+        assert by_root == pytest.approx(closed, rel=1e-8)
+
+
+def test_spreading_a_laplace_shift_is_never_worse_for_the_defender() -> None:
+    """On a grid of equal masses in two dimensions, the best test against a spread shift."""
+    size, laplace = 900, Laplace(scale=1.0, norm=1)
+    points = stats.laplace.ppf((np.arange(size) + 0.5) / size)
+    for total in (0.5, 2.0):
+        for share in (0.5, 0.7, 0.9):
+            logs = [
+                np.abs(points) - np.abs(points - part)
+                for part in (share * total, (1 - share) * total)
+            ]
+            ratio = np.sort(np.exp(logs[0][:, None] + logs[1][None, :]).ravel())
+            least = np.cumsum(ratio) / ratio.size
+            for p in (0.2, 0.5, 0.8, 0.95):
+                spread = least[int(p * ratio.size) - 1]
+                assert spread >= float(laplace.least_after(p, total)) - 2e-3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uniform(Mechanism_):
+    """Noise in [−scale, scale]: a shift of 1-norm L moves any probability by at most L / 2 scale.
+
+    All that another mechanism needs: how it is drawn, and what a shift can do.
+    """
+
+    name: ClassVar[str] = "uniform"
+    q: ClassVar[int] = 1
+
+    def sample(self, like: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+        return like.new_empty(like.shape).uniform_(-self.scale, self.scale, generator=generator)
+
+    def least_after(self, probability: object, shift: object) -> np.ndarray:
+        return np.maximum(np.asarray(probability) - np.asarray(shift) / 2, 0.0)
+
+
+def test_another_mechanism_is_one_class() -> None:
+    from pixeldp import PixelDP, certified_radius, certify
+
+    noise = Uniform(scale=2.0, norm=1)
+    radius = certified_radius([0.9, 0.6], [0.1, 0.3], noise)
+    assert radius == pytest.approx([2.0 * 0.8, 2.0 * 0.3], rel=1e-9)
+    for certificate in ("dp", "analytic", "renyi"):
+        with pytest.raises(
+            InvalidArgument, match="is not available for uniform noise; take 'tight'"
+        ):
+            certified_radius(0.9, 0.1, noise, certificate=certificate)
+    network = torch.nn.Linear(2, 2, bias=False)
+    network.weight.data = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+    made = certify(PixelDP(network, noise), torch.tensor([[1.0, 0.0]]), draws=2000, seed=1)  # type: ignore[arg-type]
+    assert 0.7 < made.radius[0] < 1.0  # E A = 3/4, and the boundary is at distance 1

@@ -168,7 +168,7 @@ def test_softmax_scores_and_dp_are_kept_as_settings(certified: Path, tmp_path: P
     assert not (folder / runs.REPORT).exists()  # it showed the earlier certificates
     again = workflow.read_results(folder)
     assert again.certification.kind == "softmax"
-    assert again.certification.bounds.method == "hoeffding"
+    assert again.certification.bounds.method == "betting"
     assert again.certification.radius.tolist() == made.certification.radius.tolist()
 
 

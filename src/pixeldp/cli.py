@@ -316,7 +316,6 @@ def _print_results(results: Results) -> None:
         table.add_row(name, *(f"{100 * value:.1f} %" for value in values))
     out.print(table)
     facts = Table(show_header=False, box=None)
-    facts.add_row("conventional accuracy", f"{100 * results.accuracy():.1f} %")
     for name, value in results.facts():
         facts.add_row(name, value)
     out.print(facts)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pixeldp.errors import MissingExtra
-from pixeldp.metrics import certified_accuracy, conventional_accuracy
+from pixeldp.metrics import certified_accuracy, certified_accuracy_interval, conventional_accuracy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Array = npt.NDArray[np.float64]
 
 # Colours that differ in lightness as well, so that a grey print can be read.
-COLOURS = {"dp": "#c25b1a", "tight": "#1c5d99"}
+COLOURS = {"dp": "#c25b1a", "analytic": "#8a6d00", "renyi": "#7a3b8f", "tight": "#1c5d99"}
 MEASURED = "#2e8b57"
 ATTACKED = "#c0392b"
 
@@ -58,6 +58,10 @@ def certified_accuracy_curve(
     thresholds = np.linspace(0.0, max(scale, 1.05 * max(finite)), _POINTS)
     for name, radius in radii.items():
         accuracy = 100 * certified_accuracy(predicted, radius, labels, thresholds)
+        low, up = certified_accuracy_interval(predicted, radius, labels, thresholds)
+        axes.fill_between(
+            thresholds, 100 * low, 100 * up, color=COLOURS.get(name), alpha=0.12, linewidth=0
+        )
         axes.plot(thresholds, accuracy, label=name, color=COLOURS.get(name), linewidth=2)
     clean = 100 * conventional_accuracy(predicted, labels)
     axes.axhline(clean, color="#888888", linewidth=1, linestyle=":", label="conventional accuracy")

@@ -74,8 +74,10 @@ def shift_at_fixed_delta(
 
 def largest_delta(epsilon: Array, lower: Array, upper: Array) -> Array:
     """Return the δ up to which the condition holds at ε; at most 0 where it does for none."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        growth = np.exp(epsilon)
-        room = (lower - growth * growth * upper) / (1 + growth)
-        rounded_up = _ROUNDING * lower / (1 + growth) + _TINY
-        return np.asarray(room - rounded_up)
+    with np.errstate(divide="ignore"):
+        # As one exponential: its two factors may be out of range where it is not.
+        exponent = 2 * epsilon + np.log(upper)
+    # What may have been rounded up: an exponential's error grows with its exponent.
+    rounded = np.where(upper > 0, 1 + 2 * epsilon + np.abs(exponent - 2 * epsilon), 1.0)
+    room = lower - np.exp(exponent) - _ROUNDING * lower * rounded
+    return np.asarray(room / (1 + np.exp(epsilon)) - _TINY)

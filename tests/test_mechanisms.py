@@ -45,7 +45,11 @@ def test_size_inverts_for_attack(
     )
     recovered = gaussian.size(epsilon=epsilon, delta=delta, sensitivity=sensitivity)
     assert recovered == pytest.approx(size)
+    if epsilon < 1 - 1e-9:
+        found = gaussian.epsilon(size=size, delta=delta, sensitivity=sensitivity)
+        assert found == pytest.approx(epsilon)
     laplace = Laplace.for_attack(size=size, epsilon=epsilon, norm=1, sensitivity=sensitivity)
+    assert laplace.epsilon(size=size, sensitivity=sensitivity) == pytest.approx(epsilon)
     assert laplace.size(epsilon=epsilon, sensitivity=sensitivity) == pytest.approx(size)
 
 
@@ -152,6 +156,10 @@ def test_certain_scores_are_never_nan(mechanism: Mechanism) -> None:
         (
             lambda: Gaussian.for_attack(size=1, epsilon=1, delta=1.5, norm=2),
             r"delta must be in \(0, 1\), got delta=1.5",
+        ),
+        (
+            lambda: Gaussian(scale=1.0, norm=2).epsilon(size=5.0, delta=0.05),
+            "classical formula holds for epsilon up to 1, got epsilon=12.69",
         ),
         (lambda: Laplace.for_attack(size=-1, epsilon=1, norm=1), "size must be a finite number"),
     ],

@@ -171,6 +171,18 @@ class Gaussian(Mechanism):
         )
         return self.scale / unit.scale
 
+    def epsilon(self, *, size: float, delta: float, sensitivity: float = 1.0) -> float:
+        """Return the ε of this noise for attacks of that size, with that δ; refused above 1."""
+        factor = math.sqrt(2 * math.log(1.25 / open_unit("delta", delta)))
+        spread = positive("sensitivity", sensitivity) * positive("size", size)
+        epsilon = factor * spread / self.scale
+        if epsilon > 1:
+            raise InvalidArgument(
+                f"the classical formula holds for epsilon up to 1, got epsilon={epsilon:.4g} for "
+                f"size={size!r}; take a smaller size, a larger delta, or the exact profile()"
+            )
+        return epsilon
+
     def sample(self, like: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
         """Draw ``N(0, scale²)`` on every coordinate."""
         return like.new_empty(like.shape).normal_(0.0, self.scale, generator=generator)
@@ -248,6 +260,10 @@ class Laplace(Mechanism):
     def size(self, *, epsilon: float, sensitivity: float = 1.0) -> float:
         """Return the attack size L that this noise is (ε, 0)-DP for."""
         return self.scale * positive("epsilon", epsilon) / positive("sensitivity", sensitivity)
+
+    def epsilon(self, *, size: float, sensitivity: float = 1.0) -> float:
+        """Return the ε of this noise for attacks of that size: ``Δ L / b``."""
+        return positive("sensitivity", sensitivity) * positive("size", size) / self.scale
 
     def sample(self, like: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
         """Draw ``exp(−|z|/b) / 2b`` on every coordinate.

@@ -217,6 +217,8 @@ def test_what_a_method_needs_is_asked_for() -> None:
 
 @by_method
 def test_no_success_and_nothing_but_success_are_right(method: str) -> None:
+    empty = confidence_bounds(np.zeros((0, 3)), np.zeros(0), method=method)
+    assert [side.shape for side in empty] == [(0, 3), (0, 3)]
     for draws in (1, 50, 10**6):
         lower, upper = confidence_bounds([[0, draws]], draws, method=method)
         assert lower[0, 0] == 0.0

@@ -82,6 +82,8 @@ def test_impossible_arguments_are_refused() -> None:
         conventional_accuracy([1, 2], [1])
     with pytest.raises(InvalidArgument, match="at least one input"):
         conventional_accuracy([], [])
+    with pytest.raises(InvalidArgument, match="radius must hold one number"):
+        average_certified_radius([1, 2], [0.5, float("nan")], [1, 2])
     with pytest.raises(InvalidArgument, match="between 0 and total, got 3 of 2"):
         proportion_interval(3, 2)
     with pytest.raises(InvalidArgument, match="thresholds must be at least 0"):

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -114,6 +114,45 @@ def test_intervals_grow_with_the_shift_and_stay_in_the_range(mechanism: Mechanis
             assert low[0] <= before[0] + 1e-9
             assert up[0] >= before[1] - 1e-9
         before = (float(low[0]), float(up[0]))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"shift": -1.0}, "shift must be a finite number of at least 0, got shift=-1.0"),
+        ({"shift": float("nan")}, "shift must be"),
+        ({"mean": (0.6, 0.4)}, "mean must be"),
+        ({"mean": (0.5, 3.0)}, "upper ≤ 1, got mean="),
+        ({"output_range": (-1.0, 0.5, 1.0)}, "output_range must be"),
+    ],
+)
+def test_impossible_arguments_are_refused(changed: dict[str, Any], message: str) -> None:
+    arguments = {"mean": (0.4, 0.6), "output_range": (-1.0, 1.0), "shift": 0.1, **changed}
+    with pytest.raises(InvalidArgument, match=message):
+        tight_interval(**arguments, mechanism=MECHANISMS[0])
+
+
+def test_the_parts_must_fit_their_ranges() -> None:
+    with pytest.raises(InvalidArgument, match=r"negative must be .* upper ≤ 1"):
+        lemma_interval(
+            positive=(0.1, 0.2),
+            negative=(0.1, 1.2),
+            output_range=(-1.0, 2.0),
+            shift=0.1,
+            mechanism=MECHANISMS[0],
+        )
+
+
+@by_name
+def test_a_shift_beyond_all_measure_leaves_the_whole_range(mechanism: Mechanism) -> None:
+    low, up = lemma_interval(
+        positive=(0.4, 0.5),
+        negative=(0.1, 0.2),
+        output_range=(-1.0, 2.0),
+        shift=1e5,
+        mechanism=mechanism,
+    )
+    assert (float(low), float(up)) == (-1.0, 2.0)
 
 
 @pytest.mark.parametrize("output_range", [(0.5, 1.0), (-1.0, -0.5), (0.0, 0.0), (0.0, np.inf)])

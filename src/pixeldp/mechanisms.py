@@ -355,9 +355,14 @@ def _gaussian_exact_shift(mechanism: Gaussian, epsilon: Array, delta: Array) -> 
             step = (target - np.log(value)) / slope
         step = np.where(np.isfinite(step), step, 0.0)
         shift = np.clip(shift + step, shift / 4, shift * 4)
-        if (np.abs(step) <= 1e-11 * shift).all():
-            break
-    settled = _settled(shift, lambda r: mechanism.profile(epsilon, r) <= delta * (1 - 1e-12))
+
+    def surely(r: Array) -> npt.NDArray[np.bool_]:
+        # The profile is a difference: what rounding may hide of it is taken against it.
+        first = special.log_ndtr(r / 2 - epsilon / r)
+        hidden = _ROUNDING * (1 + np.abs(first) + epsilon) * np.exp(first)
+        return np.asarray(mechanism.profile(epsilon, r) + hidden <= delta * (1 - 1e-12))
+
+    settled = _settled(shift, surely)
     return np.where(usable, settled, np.where(delta >= 1, np.inf, 0.0))
 
 
@@ -367,7 +372,7 @@ def _settled(found: Array, holds: Callable[[Array], npt.NDArray[np.bool_]]) -> A
     What that does not settle is 0: left out rather than trusted.
     """
     settled = np.zeros_like(found)
-    for margin in (1e-3, 1e-6, 1e-9):
+    for margin in (0.1, 1e-3, 1e-6, 1e-9):
         safe = found * (1 - margin)
         settled = np.where(holds(safe), safe, settled)
     return settled

@@ -125,7 +125,12 @@ def average_certified_radius(
     >>> average_certified_radius([1, 2, 3], [0.6, 0.3, 0.9], [1, 2, 0])
     0.3
     """
-    return float(np.where(_correct(predicted, labels), np.asarray(radius, float), 0.0).mean())
+    correct, size = _correct(predicted, labels), np.asarray(radius, dtype=np.float64)
+    if size.shape != correct.shape or not (size >= 0).all():
+        raise InvalidArgument(
+            f"radius must hold one number of at least 0 for each input, got shape {size.shape}"
+        )
+    return float(np.where(correct, size, 0.0).mean())
 
 
 def proportion_interval(

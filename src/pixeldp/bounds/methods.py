@@ -103,6 +103,8 @@ def betting(sums: Sums, level: float, *, two_sided: bool) -> tuple[Array, Array]
     beta = level / 2 if two_sided else level
     weights = sums.weights()
     shape = np.broadcast_shapes(np.shape(sums.totals), np.shape(sums.draws))
+    if 0 in shape:
+        return np.zeros(shape), np.zeros(shape)
     flat = np.broadcast_to(weights, (*shape, len(PLACES))).reshape(-1, len(PLACES))
     parts = [flat[start : start + _ROWS] for start in range(0, len(flat), _ROWS)]
     lower = np.concatenate([_out_bet(part, beta) for part in parts])

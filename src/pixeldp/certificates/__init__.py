@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pixeldp._checks import one_of, open_unit, positive
+from pixeldp._checks import one_of, open_unit, positive, whole
 from pixeldp.certificates import analytic, dp, renyi, tight
 from pixeldp.errors import InvalidArgument
 
@@ -34,6 +34,8 @@ CERTIFICATES: dict[str, Shift] = {
 
 # Those that bound single scores, so that any two of them may be compared.
 SEPARATE = ("dp", "analytic", "tight")
+
+_AT_ONCE = 16_384
 
 # Scaling a shift to a radius rounds twice.
 _ROUNDING = 4 * float(np.finfo(np.float64).eps)
@@ -80,7 +82,7 @@ def certified_radius(
     array([0.39, 0.  ])
     """
     low, up = (_probabilities(name, v) for name, v in (("lower", lower), ("upper", upper)))
-    shift = _shift_of(certificate, delta)
+    shift = _shift_of(certificate, delta, noise)
     stretch = positive("sensitivity", sensitivity)
     try:
         low, up = np.broadcast_arrays(low, up)
@@ -90,7 +92,7 @@ def certified_radius(
         ) from None
     leads = low > up
     # Where the label does not lead, any pair that leads stands in for it; the result is 0 there.
-    shifts = shift(np.where(leads, low, 0.75), np.where(leads, up, 0.25), noise)
+    shifts = _in_parts(shift, np.where(leads, low, 0.75), np.where(leads, up, 0.25), noise)
     radius = shifts * (noise.scale / stretch) * (1 - _ROUNDING)
     return np.asarray(np.where(leads, np.maximum(radius, 0.0), 0.0))
 
@@ -127,10 +129,11 @@ def top_k_radius(
     one_of("certificate", certificate, SEPARATE)
     bounds = _probabilities("others", others)
     count = bounds.shape[-1] if bounds.ndim else 0
-    if isinstance(k, bool) or not 1 <= k <= count:
+    if whole("k", k, least=1) > count:
         raise InvalidArgument(
             f"k must be from 1 to {count}, the number of other labels, got k={k!r}"
         )
+    k = int(k)
     low = _probabilities("lower", lower)
     if low.shape != bounds.shape[:-1]:
         raise InvalidArgument(
@@ -143,13 +146,24 @@ def top_k_radius(
     )
 
 
-def _shift_of(certificate: str, delta: float | None) -> Shift:
+def _in_parts(shift: Shift, low: Array, up: Array, noise: Mechanism) -> Array:
+    """Compute a few thousand shifts at a time: what a certificate needs meanwhile stays small."""
+    flat_low, flat_up = low.ravel(), up.ravel()
+    parts = [
+        shift(flat_low[start : start + _AT_ONCE], flat_up[start : start + _AT_ONCE], noise)
+        for start in range(0, max(flat_low.size, 1), _AT_ONCE)
+    ]
+    return np.concatenate(parts).reshape(low.shape)
+
+
+def _shift_of(certificate: str, delta: float | None, noise: Mechanism) -> Shift:
     one_of("certificate", certificate, CERTIFICATES)
     if delta is None:
         return CERTIFICATES[certificate]
-    if certificate != "dp":
+    if certificate != "dp" or noise.name == "laplace":
         raise InvalidArgument(
-            f"delta is for certificate='dp' only, got delta={delta!r} with {certificate!r}"
+            "delta is for certificate='dp' with Gaussian noise only, got "
+            f"delta={delta!r} with {certificate!r} and {noise.name} noise"
         )
     return partial(dp.shift_at_fixed_delta, delta=open_unit("delta", delta))
 

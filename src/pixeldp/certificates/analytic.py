@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pixeldp.certificates.dp import largest_delta
+from pixeldp.certificates import dp
 from pixeldp.mechanisms import half_log_ratio
 from pixeldp.roots import largest_value
 
@@ -39,10 +39,12 @@ def shift(lower: Array, upper: Array, mechanism: Mechanism) -> Array:
     end = half_log_ratio(np.where(endless, 0.75, lower), bound)
 
     def covered(epsilon: Array) -> Array:
-        delta = largest_delta(epsilon, lower, bound)
+        delta = dp.largest_delta(epsilon, lower, bound)
         return np.where(delta > 0, mechanism.exact_shift(epsilon, np.maximum(delta, 0.0)), 0.0)
 
     at_ends = np.maximum(covered(np.zeros_like(end)), covered(end * (1 - 1e-12)))
     found = largest_value(covered, np.zeros_like(end), end, points=_POINTS, steps=_STEPS)
     best = np.maximum(found, at_ends) * (1 - _ROUNDING) - _ROUNDING
+    # The classical pairs are among those of the exact profile; a search may just miss them.
+    best = np.maximum(best, dp.shift(lower, bound, mechanism))
     return np.where(endless, np.inf, np.maximum(best, 0.0))

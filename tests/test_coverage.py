@@ -79,13 +79,13 @@ CASES = [(method, (0.0, 1.0)) for method in sorted(METHODS)] + [
 
 @by_sides
 @pytest.mark.parametrize(("method", "values"), CASES)
-@pytest.mark.parametrize("level", [0.2, 0.05, 1e-3])
+@pytest.mark.parametrize("level", [0.2, 0.01])
 def test_coverage_is_exact_where_it_can_be_enumerated(
     method: str, values: tuple[float, float], level: float, two_sided: bool
 ) -> None:
     """One-sided: each side fails with at most the level; two-sided: the two together."""
     for draws in (1, 2, 7, 40, 250):
-        for p in (1e-4, 0.003, 0.03, 0.2, 0.5, 0.77, 0.96, 0.999):
+        for p in (1e-4, 0.003, 0.03, 0.2, 0.5, 0.96, 0.999):
             low, high = chances_of_failing(method, values, p, draws, level, two_sided=two_sided)
             spent = low + high if two_sided else max(low, high)
             assert spent <= level * (1 + 1e-9)

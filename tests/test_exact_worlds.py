@@ -210,7 +210,6 @@ TIE = replace(LINEAR, x=0.0)
 ARGMAX_WORLDS = {
     "linear": LINEAR,
     "tie": TIE,
-    "nearly a tie": replace(LINEAR, x=0.02),
     "two-sided": Steps.of_labels((-1.3, 1.1), (1, 0, 1), x=0.2),
     "two-sided, nearly a tie": Steps.of_labels((-1.3, 1.1), (1, 0, 1), x=1.0847),
     "several": Steps.of_labels((-2.0, -1.1, 1.2, 1.9), (1, 2, 0, 2, 1), x=0.1),
@@ -335,7 +334,7 @@ def test_false_certificates_are_rare_exactly(
     """Two labels enumerated: the probability of a false certificate, not an estimate of it."""
     counts = np.arange(draws + 1)
     falls = np.stack([draws - counts, counts], axis=1)
-    for x in (0.0, 1e-3, 0.1, 0.35, 0.6, 1.1):
+    for x in (0.0, 1e-3, 0.35, 1.1):
         world = replace(LINEAR, x=x)
         p = float(world.expected(noise)(np.array(x))[0])
         label = stats.binom.cdf(SELECTION // 2, SELECTION, p)  # of selecting label 1

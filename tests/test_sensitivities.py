@@ -9,7 +9,8 @@ from torch import nn
 
 from pixeldp import sensitivity
 from pixeldp.errors import InvalidArgument, UnsupportedLayer
-from pixeldp.sensitivities.operators import PAIRS, Convolution, convolution_norm, dense_norm
+from pixeldp.sensitivities.geometry import Convolution
+from pixeldp.sensitivities.operators import PAIRS, convolution_norm, dense_norm
 from pixeldp.sensitivities.rules import compose
 
 

@@ -16,7 +16,8 @@ from torch.nn.utils import parametrize
 from pixeldp._checks import positive
 from pixeldp.errors import UnknownLayer, UnsupportedLayer
 from pixeldp.graphs import evaluating, find_layer
-from pixeldp.sensitivities.operators import Convolution, convolution_norm, dense_norm
+from pixeldp.sensitivities.geometry import Convolution
+from pixeldp.sensitivities.operators import convolution_norm, dense_norm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

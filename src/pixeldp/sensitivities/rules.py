@@ -13,7 +13,8 @@ import torch
 
 from pixeldp.errors import UnsupportedLayer
 from pixeldp.graphs import describe
-from pixeldp.sensitivities.operators import PAIRS, Convolution, convolution_norm, dense_norm
+from pixeldp.sensitivities.geometry import Convolution
+from pixeldp.sensitivities.operators import PAIRS, convolution_norm, dense_norm
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -9,9 +11,11 @@ from torch import nn
 
 from pixeldp import sensitivity
 from pixeldp.errors import InvalidArgument, UnsupportedLayer
+from pixeldp.sensitivities import tables
 from pixeldp.sensitivities.geometry import Convolution
-from pixeldp.sensitivities.operators import PAIRS, convolution_norm, dense_norm
-from pixeldp.sensitivities.rules import compose
+from pixeldp.sensitivities.operators import convolution_norm, dense_norm
+
+PAIRS = ((1, 1), (1, 2), (2, 2))
 
 
 def matrix_of(module: nn.Module, shape: tuple[int, ...]) -> np.ndarray:
@@ -138,11 +142,12 @@ def test_chains_and_contractions() -> None:
     front = nn.Sequential(nn.Flatten(), first, nn.ReLU(), nn.Tanh(), nn.Sigmoid(), second)
     shape = (1, 2, 3)
     a, b = (layer.weight.detach().double().numpy() for layer in (first, second))
+    steepest = 0.25  # of the sigmoid
     assert sensitivity(front, shape, p=2, q=2) == pytest.approx(
-        exact_norm(a, 2, 2) * exact_norm(b, 2, 2)
+        steepest * exact_norm(a, 2, 2) * exact_norm(b, 2, 2)
     )
     best = min(exact_norm(a, 1, 1) * exact_norm(b, 1, 2), exact_norm(a, 1, 2) * exact_norm(b, 2, 2))
-    assert sensitivity(front, shape, p=1, q=2) == pytest.approx(best)
+    assert sensitivity(front, shape, p=1, q=2) == pytest.approx(steepest * best)
 
 
 def test_a_chain_is_never_exceeded_by_real_pairs() -> None:
@@ -159,9 +164,19 @@ def test_a_chain_is_never_exceeded_by_real_pairs() -> None:
 
 
 def test_composition_takes_the_better_norm_in_between() -> None:
-    first = {(1, 1): 2.0, (1, 2): 1.0, (2, 2): 3.0}
-    then = {(1, 1): 1.0, (1, 2): 1.0, (2, 2): 4.0}
-    assert compose(first, then) == {(1, 1): 2.0, (1, 2): 2.0, (2, 2): 12.0}
+    first = tables.table_of({(1, 1): 2.0, (1, 2): 1.0, (2, 2): 3.0})
+    then = tables.table_of({(1, 1): 1.0, (1, 2): 1.0, (2, 2): 4.0})
+    both = tables.compose(first, then)
+    for (p, q), bound in {(1, 1): 2.0, (1, 2): 2.0, (2, 2): 12.0, (2, 1): math.inf}.items():
+        assert both[tables.at(p, q)] == pytest.approx(bound)
+
+
+def test_tables_keep_what_is_no_number() -> None:
+    table = tables.table_of({(1, 1): math.nan, (2, 2): 1.0})
+    for made in (tables.complete(table, 3, 3), tables.compose(table, tables.isometry(3))):
+        assert math.isnan(made[tables.at(1, 1)])
+    nothing = tables.table_of({(2, 2): 0.0})
+    assert tables.compose(nothing, nothing)[tables.at(2, 2)] == 0.0
 
 
 class _Mixes(nn.Module):
@@ -169,9 +184,41 @@ class _Mixes(nn.Module):
         return x.reshape(-1, 2)
 
 
-class _Adds(nn.Module):
+class _Turns(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + x.relu()
+        return x.flip(0)
+
+
+class _Squares(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * x
+
+
+class _Divides(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 1 / x
+
+
+class _Halves(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.half()
+
+
+class _Repeats(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.ones(3, 4)
+
+
+class _ChannelsOfTheBatch(nn.Module):
+    """A pool that takes the batch for channels: rows stay apart, axes are not what they seem."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.avg_pool2d(x, 2)
+
+
+class _Indices(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.max_pool2d(x, 2, return_indices=True)[1].float()
 
 
 class _Ignores(nn.Module):
@@ -182,16 +229,28 @@ class _Ignores(nn.Module):
 @pytest.mark.parametrize(
     ("module", "shape", "message"),
     [
-        (nn.BatchNorm2d(1), (1, 4, 4), "no proven sensitivity for aten._native_batch_norm"),
-        (nn.Conv2d(1, 1, 3, padding=1, padding_mode="reflect"), (1, 6, 6), "aten.pad.default"),
-        (nn.Conv2d(1, 1, 3, padding=1, padding_mode="circular"), (1, 6, 6), "aten.pad.default"),
-        (nn.MaxPool2d(2), (1, 4, 4), "aten.max_pool2d"),
-        (nn.ConvTranspose2d(1, 1, 3), (1, 4, 4), "aten.conv_transpose2d"),
+        (
+            nn.BatchNorm2d(1),
+            (1, 4, 4),
+            "batch normalisation '' stands before the noise in training",
+        ),
+        (nn.BatchNorm2d(1, track_running_stats=False).eval(), (1, 4, 4), "of the input or of the"),
+        (nn.InstanceNorm2d(1), (1, 4, 4), "statistics are of the input"),
+        (nn.LayerNorm(4), (4,), "divides by the input's own spread"),
+        (nn.Dropout(0.5).eval(), (4,), "dropout '' stands before the noise"),
         (nn.Softmax(dim=1), (4,), "aten.softmax"),
-        (nn.GELU(), (4,), "aten.gelu"),
-        (nn.Linear(4, 2), (3, 4), "several vectors of each input"),
+        (nn.Softplus(threshold=1), (4,), "jumps at its threshold=1"),
+        (nn.CELU(-1.0), (4,), "grows without bound for alpha=-1"),
+        (nn.Hardshrink(), (4,), "aten.le.Scalar"),
+        (nn.Conv3d(1, 1, 2), (1, 4, 4, 4), "aten.conv3d"),
         (_Mixes(), (4,), "moves coordinates between the inputs of a batch"),
-        (_Adds(), (4,), "combines several values that depend on the input"),
+        (_Turns(), (4, 4), "moves coordinates between the inputs of a batch"),
+        (_Squares(), (4,), "combines several values that depend on the input"),
+        (_Divides(), (4,), "aten.reciprocal"),
+        (_Halves(), (4,), "rounds from torch.float32 to torch.float16"),
+        (_Repeats(), (1, 4), "repeats the value to a larger shape"),
+        (_ChannelsOfTheBatch(), (4, 4), "for inputs of shape"),
+        (_Indices(), (1, 4, 4), "takes the result number 1"),
         (_Ignores(), (4,), "does not depend on the input"),
     ],
 )
@@ -203,7 +262,11 @@ def test_what_is_not_proven_is_refused(
 
 
 def test_pairs_without_a_bound_are_refused() -> None:
-    with pytest.raises(InvalidArgument, match="from the 2-norm to the 1-norm"):
-        sensitivity(nn.Linear(2, 2), (2,), p=2, q=1)
+    with pytest.raises(InvalidArgument, match="p must be one of 0, 1, 2, inf, got p=3"):
+        sensitivity(nn.Linear(2, 2), (2,), p=3)
+    with pytest.raises(InvalidArgument, match="q must be one of 1, 2, got q=inf"):
+        sensitivity(nn.Linear(2, 2), (2,), q=math.inf)
     with pytest.raises(InvalidArgument, match="from the 2-norm to the 1-norm"):
         dense_norm(torch.eye(2), p=2, q=1)
+    with pytest.raises(InvalidArgument, match=r"value_range must be \(lowest, highest\)"):
+        sensitivity(nn.Linear(2, 2), (2,), p=0, value_range=(1.0, 0.0))

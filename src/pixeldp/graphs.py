@@ -11,6 +11,7 @@ training, ``load_state_dict`` and parametrisations are always seen.
 from __future__ import annotations
 
 import difflib
+import inspect
 import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -117,10 +118,17 @@ def describe(node: fx.Node) -> str:
     return f"{node.target} in {layer!r}" if layer else f"{node.target} in the network's forward"
 
 
+def named_arguments(node: fx.Node) -> dict[str, Any]:
+    """Return the arguments of an operation by the names of its schema, without the defaults."""
+    schema = node.target._schema  # type: ignore[union-attr]  # noqa: SLF001 - how torch names arguments
+    named = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False))
+    return {**named, **node.kwargs}
+
+
 def capture(network: nn.Module, input_shape: Sequence[int]) -> Graph:
     """Capture ``network``, as it behaves in evaluation, for inputs of ``input_shape``."""
     example = _example(network, input_shape)
-    program = _export(network, example, input_shape)
+    program = _export(network, example)
     signature = program.graph_signature
     by_name = {node.name: node for node in program.graph.nodes}
     state: dict[fx.Node, str | torch.Tensor] = {}
@@ -165,28 +173,54 @@ def capture(network: nn.Module, input_shape: Sequence[int]) -> Graph:
 
 
 def _example(network: nn.Module, input_shape: Sequence[int]) -> torch.Tensor:
+    """Return a batch that the network accepts: of the type of its weights, or of whole numbers."""
     shape = tuple(input_shape)
     if not shape or any(isinstance(n, bool) or n != int(n) or n < 1 for n in shape):
         raise InvalidArgument(
             "input_shape must be the shape of one input without the batch, all sizes at least 1, "
             f"got input_shape={input_shape!r}"
         )
+    _check_takes_one(network)
     like = next((p for p in network.parameters() if p.is_floating_point()), torch.zeros(()))
-    return torch.zeros(_TRACE_ROWS, *shape, dtype=like.dtype, device=like.device)
-
-
-def _export(
-    network: nn.Module, example: torch.Tensor, input_shape: Sequence[int]
-) -> ExportedProgram:
-    rows = Dim("rows")
+    example = torch.zeros(_TRACE_ROWS, *shape, dtype=like.dtype, device=like.device)
     with evaluating(network), torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # export's own remarks; its refusals are errors
+        warnings.simplefilter("ignore")  # remarks on speed; a refusal is an error
         try:
             network(example)
         except Exception as error:
+            # Categories are whole numbers: a network that begins with an embedding wants those.
+            if any(isinstance(module, nn.Embedding) for module in network.modules()):
+                try:
+                    network(example.long())
+                except Exception:  # noqa: BLE001, S110 - what the first refusal said is told
+                    pass
+                else:
+                    return example.long()
             raise InvalidArgument(
-                f"the network rejects inputs of shape {tuple(input_shape)}: {_first_line(error)}"
+                f"the network rejects inputs of shape {shape}: {_first_line(error)}"
             ) from error
+    return example
+
+
+def _check_takes_one(network: nn.Module) -> None:
+    """Refuse a network that needs several inputs: a certificate is about one."""
+    needed = [
+        parameter.name
+        for parameter in inspect.signature(network.forward).parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    if len(needed) > 1:
+        raise CannotTrace(
+            f"the network takes {len(needed)} inputs ({', '.join(needed)}), and a certificate is "
+            "about one; wrap it in a module that takes the attacked input alone"
+        )
+
+
+def _export(network: nn.Module, example: torch.Tensor) -> ExportedProgram:
+    rows = Dim("rows")
+    with evaluating(network), torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # export's own remarks; its refusals are errors
         try:
             program = torch.export.export(
                 network, (example,), dynamic_shapes=({0: rows},), strict=False
@@ -199,7 +233,8 @@ def _export(
             raise CannotTrace(
                 "the network's computation cannot be captured as a graph, so no path around the "
                 f"noise can be excluded ({_first_line(error)}); put the noise on the input "
-                "(after=None), which needs no capture"
+                "(after=None), which needs no capture, or give the two parts by hand: "
+                "PixelDP(front=…, back=…), of which only the front is captured"
             ) from error
 
 

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from pixeldp.errors import InvalidArgument, InvalidInput
-from pixeldp.graphs import evaluating
 from pixeldp.mechanisms import Mechanism
-from pixeldp.sensitivities import front_sensitivity
-from pixeldp.sensitivities.operators import check_pair
-from pixeldp.sensitivities.rules import identity
-from pixeldp.tracing import Cut, cut
+from pixeldp.placements import Behind, Between, Halves, OnInput, Placement
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pixeldp.mechanisms import Gaussian, Laplace
+    from pixeldp.sensitivities.account import Account
 
 
 class PixelDP(nn.Module):
@@ -34,11 +31,16 @@ class PixelDP(nn.Module):
     after:
         The name of the layer behind which the noise is added, as in ``network.named_modules()``;
         None for noise on the input itself. It is proved that no path walks around the noise.
+    front, back:
+        Instead of a network: its two parts, given by hand. The front is captured and bounded; the
+        back may be any module, also one that cannot be captured, since it sees noisy values only.
     input_shape:
-        The shape of one input, without the batch; needed with ``after``.
+        The shape of one input, without the batch; needed with ``after`` and with ``front``, and for
+        ∞-norm attacks on the input, whose bound grows with its size.
     input_range:
         The lowest and the highest value that an input may have, if it is to be checked. A radius
-        is always in the units of the input.
+        is always in the units of the input. Needed for 0-norm attacks, where it bounds what one
+        changed coordinate can do.
 
     >>> from pixeldp import Gaussian
     >>> network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
@@ -49,75 +51,71 @@ class PixelDP(nn.Module):
 
     def __init__(
         self,
-        network: nn.Module,
-        noise: Gaussian | Laplace,
+        network: nn.Module | None = None,
+        noise: Gaussian | Laplace | None = None,
         *,
         after: str | None = None,
+        front: nn.Module | None = None,
+        back: nn.Module | None = None,
         input_shape: Sequence[int] | None = None,
         input_range: tuple[float, float] | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(network, nn.Module):
-            raise InvalidArgument(
-                f"network must be a torch.nn.Module, got {type(network).__name__}"
-            )
         if not isinstance(noise, Mechanism):
             raise InvalidArgument(f"noise must be Gaussian(…) or Laplace(…), got noise={noise!r}")
-        if after is not None and input_shape is None:
+        if (after is not None or front is not None) and input_shape is None:
             raise InvalidArgument(
-                "input_shape must be given with after, got input_shape=None; it is the shape of "
-                "one input without the batch, such as (3, 32, 32)"
+                f"input_shape must be given with {'after' if front is None else 'front'}, got "
+                "input_shape=None; it is the shape of one input without the batch, such as "
+                "(3, 32, 32)"
             )
         if input_range is not None and not input_range[0] < input_range[1]:
             raise InvalidArgument(
                 f"input_range must be (lowest, highest), got input_range={input_range!r}"
             )
-        self.network = network
+        self.network = _whole(network, front, back, after)
         self.noise = noise
         self.after = after
         self.input_shape = None if input_shape is None else tuple(int(n) for n in input_shape)
         self.input_range = input_range
-        self._cut: Cut | None = None
-        self._cut_for: object = None
-        if after is not None:
-            self._current_cut()
+        self._placement: Placement
+        if isinstance(self.network, Halves) and front is not None:
+            self._placement = Between(self.network, input_shape or ())
+        elif after is not None:
+            self._placement = Behind(self.network, after, input_shape or ())
+        else:
+            self._placement = OnInput(self.network, self.input_shape)
         _ = self.sensitivity  # refuse a front without a bound now, not after training
 
     @property
     def sensitivity(self) -> float:
         """A proven upper bound on Δ_{p,q} of the front, on today's weights."""
-        p, q = self.noise.norm, self.noise.q
-        check_pair(p, q)
-        if self.after is None:
-            return identity()[int(p), q]
-        current = self._current_cut()
-        return front_sensitivity(current.graph, self.network, current.at, p=p, q=q)
+        return self.account().bound
+
+    def account(self) -> Account:
+        """Return what is proved of the front on today's weights, step by step."""
+        return self._placement.account(
+            p=self.noise.norm, q=self.noise.q, value_range=self.input_range
+        )
+
+    def explain(self) -> None:
+        """Print the front operation by operation, each with its bound, the rule and its source.
+
+        ``account()`` returns the same as data.
+        """
+        print(self.account())  # noqa: T201 - what it is for
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the logits under one draw of the noise for each input; trains like any module."""
-        if self.after is None:
-            noisy: torch.Tensor = self.network(x + self.noise.sample(x))
-            return noisy
-        layer = self.network.get_submodule(self.after)
-        with layer.register_forward_hook(
-            lambda _module, _inputs, output: output + self.noise.sample(output)
-        ):
-            logits: torch.Tensor = self.network(x)
-        return logits
+        return self._placement.noisy(x, self.noise.sample)
 
     def front(self, x: torch.Tensor) -> torch.Tensor:
         """Return what the noise is added to, as evaluated: once for each input."""
-        if self.after is None:
-            return x
-        return self._current_cut().front(x)
+        return self._placement.front(x)
 
     def back(self, value: torch.Tensor) -> torch.Tensor:
         """Return the logits for noisy values of the front, as evaluated: once for each draw."""
-        if self.after is None:
-            with evaluating(self.network):
-                logits: torch.Tensor = self.network(value)
-                return logits
-        return self._current_cut().back(value)
+        return self._placement.back(value)
 
     def check_inputs(self, x: torch.Tensor) -> None:
         """Refuse a batch that is empty, of the wrong shape, not finite, or out of range."""
@@ -149,11 +147,14 @@ class PixelDP(nn.Module):
             raise InvalidInput(
                 f"x must be a torch.Tensor, got {type(x).__name__}; see torch.as_tensor"
             )
-        like = next((p for p in self.network.parameters() if p.is_floating_point()), x)
-        if not x.is_floating_point() or x.dtype != like.dtype or x.device != like.device:
+        like = next((p for p in self.network.parameters() if p.is_floating_point()), None)
+        device = x.device if like is None else like.device
+        dtype = self._placement.input_dtype() or (None if like is None else like.dtype)
+        fits = x.is_floating_point() if dtype is None else x.dtype == dtype
+        if not fits or x.device != device:
             raise InvalidInput(
-                f"x must hold {like.dtype if like is not x else 'floating-point'} numbers on "
-                f"{like.device}, as the network does, got {x.dtype} on {x.device}; convert it "
+                f"x must hold {dtype or 'floating-point'} numbers on "
+                f"{device}, as the network does, got {x.dtype} on {x.device}; convert it "
                 "with x.to(…), and scale whole numbers to the range that the network was trained on"
             )
 
@@ -161,20 +162,21 @@ class PixelDP(nn.Module):
         """Name the noise and its place."""
         return f"noise={self.noise}, after={self.after!r}"
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave the captured graph out of copies: a copy captures its own network again."""
-        return {**self.__dict__, "_cut": None, "_cut_for": None}
 
-    def _current_cut(self) -> Cut:
-        """Return the cut for the network as it is now: captured again when its weights are others.
-
-        Other names, types, devices or shapes, that is; their values are looked up at every use.
-        """
-        if self.after is None or self.input_shape is None:
-            raise InvalidArgument("noise on the input needs no cut")
-        held = [*self.network.named_parameters(), *self.network.named_buffers()]
-        kind = [(name, tensor.dtype, tensor.device, tensor.shape) for name, tensor in held]
-        if self._cut is None or self._cut_for != kind:
-            self._cut = cut(self.network, self.after, self.input_shape)
-            self._cut_for = kind
-        return self._cut
+def _whole(
+    network: nn.Module | None, front: nn.Module | None, back: nn.Module | None, after: str | None
+) -> nn.Module:
+    """Return the network, or the two parts given by hand as one."""
+    by_hand = front is not None or back is not None
+    if by_hand and (network is not None or after is not None):
+        raise InvalidArgument(
+            "give either a network, with after=… for the place of the noise, or front=… and "
+            "back=…, not both"
+        )
+    for name, module in (("front", front), ("back", back)) if by_hand else (("network", network),):
+        if not isinstance(module, nn.Module):
+            raise InvalidArgument(f"{name} must be a torch.nn.Module, got {type(module).__name__}")
+    if front is not None and back is not None:
+        return Halves(front, back)
+    assert network is not None  # noqa: S101 - checked above
+    return network

@@ -96,7 +96,7 @@ L1 = Norm(1)
 L2 = Norm(2)
 Linf = Norm(math.inf)
 
-_ATTACK_NORMS: dict[float, Norm] = {1: L1, 2: L2}
+_ATTACK_NORMS: dict[float, Norm] = {0: L0, 1: L1, 2: L2, math.inf: Linf}
 
 
 def attack_norm(p: float) -> Norm:

@@ -38,8 +38,13 @@ class Cut:
     @property
     def front_nodes(self) -> list[fx.Node]:
         """The operations before the noise that see the input, in the order in which they run."""
-        before, seeing = ancestors([self.at]), self.graph.depending_on([self.graph.source])
-        return [node for node in self.graph.nodes if node in before and node in seeing]
+        return operations_before(self.graph, self.at)
+
+
+def operations_before(graph: Graph, at: fx.Node) -> list[fx.Node]:
+    """Return the operations up to ``at`` that see the input, in the order in which they run."""
+    before, seeing = ancestors([at]), graph.depending_on([graph.source])
+    return [node for node in graph.nodes if node in before and node in seeing]
 
 
 def cut(network: nn.Module, after: str, input_shape: Sequence[int]) -> Cut:
@@ -48,7 +53,7 @@ def cut(network: nn.Module, after: str, input_shape: Sequence[int]) -> Cut:
     graph = capture(network, input_shape)
     at = _only_exit(graph, after)
     _check_nothing_bypasses(graph, at, after)
-    _check_front_is_deterministic(graph, at)
+    check_deterministic(graph, at)
     return Cut(
         graph=graph,
         at=at,
@@ -103,10 +108,12 @@ def _check_nothing_bypasses(graph: Graph, at: fx.Node, after: str) -> None:
     )
 
 
-def _check_front_is_deterministic(graph: Graph, at: fx.Node) -> None:
+def check_deterministic(graph: Graph, at: fx.Node) -> None:
+    """Refuse randomness before the noise."""
+    before = ancestors([at])
     for node in graph.nodes:
         tags = getattr(node.target, "tags", ())
-        if node in ancestors([at]) and torch.Tag.nondeterministic_seeded in tags:
+        if node in before and torch.Tag.nondeterministic_seeded in tags:
             raise UnsupportedLayer(
                 f"randomness before the noise is not supported: {describe(node)}; remove it, or "
                 "place the noise before it"

@@ -1,149 +1,313 @@
 """One rule for each operation that may stand before the noise; everything else is refused.
 
-A rule turns a captured operation into its Δ_{p,q} for every supported pair. The arguments of the
-operation that do not depend on the input, such as its weights, are given as values.
+A rule turns a captured operation on one value into a piece: a linear operator, or the table of one
+that is not linear. Arguments that do not depend on the input, such as weights, are given as values.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pixeldp.errors import UnsupportedLayer
-from pixeldp.graphs import describe
-from pixeldp.sensitivities.geometry import Convolution
-from pixeldp.sensitivities.operators import PAIRS, convolution_norm, dense_norm
+from pixeldp.graphs import describe, named_arguments, run_node
+from pixeldp.sensitivities import tables
+from pixeldp.sensitivities.activations import constant_of
+from pixeldp.sensitivities.images import IMAGE_RULES
+from pixeldp.sensitivities.linear import Dense, Diagonal, Rearranged
+from pixeldp.sensitivities.pieces import Nonlinear, shape_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import fx
 
+    from pixeldp.sensitivities.pieces import Constants, Piece
+
 aten = torch.ops.aten
 
-Bounds = dict[tuple[int, int], float]
-
-# Operators are bounded in float64; this covers the rounding of sums, FFT and eigenvalues there.
-_ROUND_UP = 1 + 1e-10
-
-# Every coordinate moves to at most one place, or changes by no more than it did: 1 for p ≤ q.
-_ISOMETRY: Bounds = dict.fromkeys(PAIRS, 1.0)
-
-# Operations that only rearrange or copy the coordinates of each row.
-_REARRANGING = {
-    aten.view.default,
-    aten.reshape.default,
-    aten.flatten.using_ints,
-    aten.clone.default,
-    aten.contiguous.default,
-}
-
-# Elementwise functions with |f(u) − f(v)| ≤ |u − v|.
-_CONTRACTIONS = {aten.relu.default, aten.tanh.default, aten.sigmoid.default}
+# Pairs of categories that are compared; for more, twice the distance from the mean is taken.
+_CATEGORIES = 4096
 
 
-def bounds_of(node: fx.Node, constants: dict[fx.Node, Any], *, seeing: set[fx.Node]) -> Bounds:
-    """Return the sensitivities of one operation, or refuse it by name."""
-    if [arg for arg in node.all_input_nodes if arg in seeing] != [node.args[0]]:
-        raise UnsupportedLayer(
-            f"no proven sensitivity for {describe(node)}, which combines several values that "
-            "depend on the input; place the noise before it"
+def piece_of(node: fx.Node, value: fx.Node, constants: Constants) -> Piece:
+    """Return the piece of one operation on ``value``, or refuse it by name."""
+    _check_rows(node, value)
+    if node.target in _MOVING:
+        return _moved(node, value, constants)
+    constant = constant_of(node, constants)
+    if constant is not None:
+        return Nonlinear(
+            tables.contraction(constant, math.prod(shape_of(node))),
+            f"elementwise, slopes up to {constant:.6g}",
+            "largest derivative",
         )
-    if node.target in _REARRANGING:
-        return _rearranging(node)
-    if node.target in _CONTRACTIONS:
-        return dict(_ISOMETRY)
-    rule = _LINEAR.get(node.target)
+    rule = _RULES.get(node.target) or IMAGE_RULES.get(node.target)
     if rule is None:
         raise UnsupportedLayer(
-            f"no proven sensitivity for {describe(node)}; place the noise before it, or on the "
-            "input (after=None)"
+            f"no proven sensitivity for {describe(node)}{_reason(node)}; place the noise before "
+            "it, or on the input (after=None)"
         )
-    return {pair: bound * _ROUND_UP for pair, bound in rule(node, constants).items()}
+    piece: Piece = rule(node, value, constants)
+    return piece
 
 
-def _rearranging(node: fx.Node) -> Bounds:
-    """A view keeps each row's coordinates only if it keeps the rows."""
-    before, after = node.args[0].meta["val"].shape, node.meta["val"].shape  # type: ignore[union-attr]
-    if str(before[0]) != str(after[0]):
+def _check_rows(node: fx.Node, value: fx.Node) -> None:
+    """Refuse what could carry something from one input of the batch to another."""
+    before, after = value.meta["val"], node.meta["val"]
+    before = before[0] if isinstance(before, (tuple, list)) else before
+    after = after[0] if isinstance(after, (tuple, list)) else after
+    same = after.dim() > 0 and before.dim() > 0 and str(before.shape[0]) == str(after.shape[0])
+    if not same or _touches_rows(node, before.dim()):
         raise UnsupportedLayer(
             f"{describe(node)} moves coordinates between the inputs of a batch, which voids the "
             "bound for each of them; keep the first dimension"
         )
-    return dict(_ISOMETRY)
 
 
-def _dense(node: fx.Node, constants: dict[fx.Node, Any]) -> Bounds:
-    if len(node.args[0].meta["val"].shape) != 2:  # type: ignore[union-attr]
-        raise UnsupportedLayer(
-            f"{describe(node)} is applied to several vectors of each input; flatten it first"
-        )
-    weight = constants[node.args[1]]  # type: ignore[index]
-    return {(p, q): float(dense_norm(weight, p=p, q=q)) for p, q in PAIRS}
+def _touches_rows(node: fx.Node, dims: int) -> bool:
+    """Whether an operation that names dimensions names the first one."""
+    if node.target not in _NAMES_DIMENSIONS:
+        return False
+    given = named_arguments(node)
+    if node.target is aten.permute.default:
+        return int(given["dims"][0]) % dims != 0
+    if node.target is aten.slice.Tensor and int(given.get("dim", 0)) % dims == 0:
+        return given.get("start") not in (0, None) or given.get("step", 1) != 1
+    if node.target is aten.slice.Tensor:
+        return False
+    if node.target is aten.index.Tensor:
+        return given["indices"][0] is not None
+    named = [given[name] for name in ("dim", "dim0", "dim1", "dims") if name in given]
+    flat = [d for entry in named for d in (entry if isinstance(entry, (list, tuple)) else [entry])]
+    return not flat or any(int(d) % dims == 0 for d in flat)
 
 
-def _convolution(node: fx.Node, constants: dict[fx.Node, Any]) -> Bounds:
-    arguments = _named_arguments(node)
-    weight = constants[arguments["weight"]]
-    image = tuple(node.args[0].meta["val"].shape[2:])  # type: ignore[union-attr]
-    dilation = _pair(arguments.get("dilation", (1, 1)))
-    convolution = Convolution(
-        image=(int(image[0]), int(image[1])),
-        stride=_pair(arguments.get("stride", (1, 1))),
-        padding=_padding(arguments.get("padding", (0, 0)), tuple(weight.shape[2:]), dilation),
-        dilation=dilation,
-        groups=int(arguments.get("groups", 1)),
-    )
-    return {(p, q): float(convolution_norm(weight, convolution, p=p, q=q)) for p, q in PAIRS}
-
-
-def _named_arguments(node: fx.Node) -> dict[str, Any]:
-    schema = node.target._schema  # type: ignore[union-attr]  # noqa: SLF001 - how torch names arguments
-    named = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False))
-    return {**named, **node.kwargs}
-
-
-def _pair(value: int | list[int]) -> tuple[int, int]:
-    sizes = [value] if isinstance(value, int) else list(value)
-    return (int(sizes[0]), int(sizes[-1]))
-
-
-def _padding(
-    padding: str | int | list[int], kernel: tuple[int, ...], dilation: tuple[int, int]
-) -> tuple[tuple[int, int], tuple[int, int]]:
-    if padding == "valid":
-        return ((0, 0), (0, 0))
-    if padding == "same":
-        totals = [(size - 1) * step for size, step in zip(kernel, dilation, strict=True)]
-        return (_halves(totals[0]), _halves(totals[1]))
-    height, width = _pair(padding)  # type: ignore[arg-type]
-    return ((height, height), (width, width))
-
-
-def _halves(total: int) -> tuple[int, int]:
-    return (total // 2, total - total // 2)
-
-
-_LINEAR: dict[Any, Callable[[fx.Node, dict[fx.Node, Any]], Bounds]] = {
-    aten.linear.default: _dense,
-    aten.conv2d.default: _convolution,
-    aten.conv2d.padding: _convolution,
+_NAMES_DIMENSIONS = {
+    aten.flip.default,
+    aten.index.Tensor,
+    aten.permute.default,
+    aten.roll.default,
+    aten.select.int,
+    aten.slice.Tensor,
+    aten.split.Tensor,
+    aten.split_with_sizes.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.transpose.int,
 }
 
+_KEEPING = {
+    aten.alias.default,
+    aten.clone.default,
+    aten.contiguous.default,
+    aten.detach.default,
+}
 
-def compose(first: Bounds, then: Bounds) -> Bounds:
-    """Return the best ``Δ_{p,r} Δ_{r,q}`` over the norms r in between (§3.2, option 3)."""
-    return {
-        (p, q): min(
-            (first[p, r] * then[r, q] for r in (1, 2) if (p, r) in first and (r, q) in then),
-            default=math.inf,
+_SPLITTING = {aten.split.Tensor, aten.split_with_sizes.default}
+
+_RESHAPING = {
+    aten._unsafe_view.default,  # noqa: SLF001 - the name of the operation
+    aten.flatten.using_ints,
+    aten.reshape.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.unflatten.int,
+    aten.unsqueeze.default,
+    aten.view.default,
+}
+
+# Operations that move coordinates to other places, each to at most one, or drop them.
+_MOVING = {*_NAMES_DIMENSIONS, *_KEEPING, *_SPLITTING, *_RESHAPING, operator.getitem}
+
+
+def _moved(node: fx.Node, value: fx.Node, constants: Constants) -> Rearranged:
+    """Return the operation itself, for batches of any size; None where it changes nothing."""
+    before, after = shape_of(value), shape_of(node)
+    if node.target is operator.getitem:
+        return _picked(node, value)
+    if node.target in _KEEPING or node.target in _SPLITTING:
+        return Rearranged(before, before, None)
+    if node.target is aten.index.Tensor:
+        _check_indices(node, constants)
+    if node.target in _RESHAPING:
+        return Rearranged(before, after, lambda x: x.reshape(len(x), *after))
+    held = {arg: constants[arg] for arg in node.all_input_nodes if arg in constants}
+    return Rearranged(before, after, lambda x: run_node(node, {**held, value: x}))
+
+
+def _picked(node: fx.Node, value: fx.Node) -> Rearranged:
+    """One of the results of an operation with several: a part, or the values beside indices."""
+    before, after, number = shape_of(value), shape_of(node), int(node.args[1])  # type: ignore[arg-type]
+    if value.target in _SPLITTING:
+        whole = value.args[0]
+        return Rearranged(
+            shape_of(whole),  # type: ignore[arg-type]
+            after,
+            lambda x: run_node(value, {whole: x})[number],  # type: ignore[dict-item]
         )
-        for p, q in PAIRS
-    }
+    if number != 0:
+        raise UnsupportedLayer(
+            f"{describe(node)} takes the result number {number} of {value.target}, for which no "
+            "sensitivity is proven; place the noise before it"
+        )
+    return Rearranged(before, after, None)
 
 
-def identity() -> Bounds:
-    """Return the sensitivities of doing nothing: noise on the input (§3.2, option 1)."""
-    return dict(_ISOMETRY)
+def _check_indices(node: fx.Node, constants: Constants) -> None:
+    indices = [index for index in named_arguments(node)["indices"] if index is not None]
+    chosen = constants.get(indices[0]) if len(indices) == 1 else None
+    once = chosen is not None and chosen.dim() == 1 and chosen.dtype == torch.int64
+    # −1 and the last place are one.
+    places = chosen.remainder(_size_along(node)) if chosen is not None and once else None
+    if places is None or len(places.unique()) != len(places):
+        raise UnsupportedLayer(
+            f"{describe(node)} is supported for one list of different places only; place the "
+            "noise before it"
+        )
+
+
+def _size_along(node: fx.Node) -> int:
+    given = named_arguments(node)
+    along = next(i for i, index in enumerate(given["indices"]) if index is not None)
+    return int(given["self"].meta["val"].shape[along])
+
+
+def _dense(node: fx.Node, value: fx.Node, constants: Constants) -> Piece:
+    weight = constants[named_arguments(node)["weight"]]
+    return Dense(shape_of(value), shape_of(node), weight)
+
+
+def _matrix_product(node: fx.Node, value: fx.Node, constants: Constants) -> Piece:
+    """``x @ W`` with a constant matrix, also as ``addmm(bias, x, W)``."""
+    factor = node.args[-1]
+    if factor is value or constants[factor].dim() != 2:  # type: ignore[index]
+        raise UnsupportedLayer(
+            f"{describe(node)} is supported for one matrix on the right of the value only; place "
+            "the noise before it"
+        )
+    return Dense(shape_of(value), shape_of(node), constants[factor].mT)  # type: ignore[index]
+
+
+def _shifted(node: fx.Node, value: fx.Node, _: Constants) -> Piece:
+    """A constant added or subtracted: differences keep their size, or change their sign."""
+    own = next(place for place, arg in enumerate(node.args) if arg is value)
+    alpha = float(named_arguments(node).get("alpha", 1))
+    factor = 1.0 if own == 0 else alpha
+    if node.target is aten.sub.Tensor and own == 1:
+        factor = -alpha
+    if node.target is aten.rsub.Scalar:
+        factor = -alpha
+    return _diagonal(node, value, torch.tensor(factor, dtype=torch.float64))
+
+
+def _scaled(node: fx.Node, value: fx.Node, constants: Constants) -> Piece:
+    other = node.args[1] if node.args[0] is value else node.args[0]
+    factor: Any = constants.get(other, other)  # type: ignore[arg-type]
+    if isinstance(factor, torch.fx.Node):
+        raise UnsupportedLayer(
+            f"no proven sensitivity for {describe(node)}, which depends on the number of inputs"
+        )
+    scale = torch.as_tensor(factor).double()
+    if node.target is aten.div.Tensor:
+        if node.args[0] is not value:
+            raise UnsupportedLayer(f"no proven sensitivity for {describe(node)}, a division by it")
+        scale = 1 / scale
+    return _diagonal(node, value, scale)
+
+
+def _negated(node: fx.Node, value: fx.Node, _: Constants) -> Piece:
+    return _diagonal(node, value, torch.tensor(-1.0, dtype=torch.float64))
+
+
+def _diagonal(node: fx.Node, value: fx.Node, scale: torch.Tensor) -> Piece:
+    if shape_of(node) != shape_of(value):
+        raise UnsupportedLayer(
+            f"{describe(node)} repeats the value to a larger shape; give the constant the shape "
+            "of the value"
+        )
+    rows = scale.dim() - len(shape_of(value))
+    if rows > 1 or (rows == 1 and scale.shape[0] != 1):
+        raise UnsupportedLayer(
+            f"{describe(node)} treats the inputs of a batch differently; keep the first dimension"
+        )
+    return Diagonal(shape_of(value), shape_of(node), scale[0] if rows == 1 else scale)
+
+
+def _normalised(node: fx.Node, value: fx.Node, constants: Constants) -> Piece:
+    """Batch normalisation in evaluation mode: each channel times ``weight / sqrt(var + eps)``."""
+    given = named_arguments(node)
+    variance = constants[given["running_var"]]
+    scale = (variance + float(given["eps"])).rsqrt()
+    if given.get("weight") is not None:
+        scale = scale * constants[given["weight"]]
+    places = len(shape_of(value)) - 1
+    return Diagonal(shape_of(value), shape_of(value), scale.reshape(-1, *[1] * places))
+
+
+def _cast(node: fx.Node, value: fx.Node, _: Constants) -> Piece:
+    """A change of type: to a wider one it changes nothing; to whole numbers it is a step."""
+    before, after = value.meta["val"].dtype, node.meta["val"].dtype
+    if before == after or (before, after) == (torch.float32, torch.float64):
+        return Rearranged(shape_of(value), shape_of(node), None)
+    if not after.is_floating_point:
+        return Nonlinear(
+            tables.table_of({(0, 0): 1.0}), "whole numbers: changed coordinates only", "counting"
+        )
+    raise UnsupportedLayer(
+        f"{describe(node)} rounds from {before} to {after} before the noise; cast after it"
+    )
+
+
+def _embedded(node: fx.Node, _: fx.Node, constants: Constants) -> Piece:
+    """A row of a table for each category: the largest distance between two rows, each changed."""
+    rows = constants[named_arguments(node)["weight"]]
+    entries: dict[tuple[float, float], float] = {}
+    for q in tables.NORMS[1:]:
+        if len(rows) <= _CATEGORIES:
+            farthest = torch.cdist(rows, rows, p=q, compute_mode="donot_use_mm_for_euclid_dist")
+            entries[0, q] = float(farthest.amax())
+        else:
+            entries[0, q] = 2 * float((rows - rows.mean(dim=0)).norm(p=q, dim=1).amax())
+    return Nonlinear(
+        tables.table_of(entries), "embedding: the most distant rows", "§5, for changed categories"
+    )
+
+
+def _reason(node: fx.Node) -> str:
+    for targets, reason in _REASONS:
+        if node.target in targets:
+            return f": {reason}"
+    return ""
+
+
+_REASONS = (
+    (
+        {aten._native_batch_norm_legit.no_stats, aten.instance_norm.default},  # noqa: SLF001
+        "its statistics are of the input or of the batch, so that no bound holds",
+    ),
+    (
+        {aten.layer_norm.default, aten.native_layer_norm.default, aten.group_norm.default},
+        "it divides by the input's own spread, which may be arbitrarily small",
+    ),
+)
+
+_RULES: dict[Any, Callable[[fx.Node, fx.Node, Constants], Piece]] = {
+    aten._native_batch_norm_legit_no_training.default: _normalised,  # noqa: SLF001
+    aten._to_copy.default: _cast,  # noqa: SLF001
+    aten.add.Tensor: _shifted,
+    aten.addmm.default: _matrix_product,
+    aten.div.Tensor: _scaled,
+    aten.embedding.default: _embedded,
+    aten.linear.default: _dense,
+    aten.matmul.default: _matrix_product,
+    aten.mm.default: _matrix_product,
+    aten.mul.Tensor: _scaled,
+    aten.neg.default: _negated,
+    aten.rsub.Scalar: _shifted,
+    aten.sub.Tensor: _shifted,
+    aten.to.dtype: _cast,
+}

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 from typing import TYPE_CHECKING
 
@@ -62,6 +63,8 @@ def scores_of(images: int = 2) -> Scores:
         NoiseConfig(mechanism="gaussian", scale=0.5, norm=2, after="conv1"),
         NoiseConfig(mechanism="laplace", scale=0.2, norm=1, after="conv1"),
         NoiseConfig(mechanism="gaussian", scale=0.5, norm=1, after=None),
+        NoiseConfig(mechanism="gaussian", scale=0.5, norm=math.inf, after="conv1"),
+        NoiseConfig(mechanism="laplace", scale=0.5, norm=0, after="conv1"),
     ],
 )
 def test_a_model_comes_back_as_it_was(tmp_path: Path, noise: NoiseConfig) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from pixeldp import Gaussian, PixelDP
 from pixeldp.errors import (
     CannotTrace,
     InvalidArgument,
@@ -88,6 +89,11 @@ def in_place_into_later(net: Net, x: torch.Tensor) -> torch.Tensor:
     return logits
 
 
+def dropout_module(net: Net, x: torch.Tensor) -> torch.Tensor:
+    logits: torch.Tensor = net.output(net.conv1(net.dropout(x)).flatten(1))
+    return logits
+
+
 def random_before(net: Net, x: torch.Tensor) -> torch.Tensor:
     dropped = nn.functional.dropout(x, 0.5, training=True)
     logits: torch.Tensor = net.output(net.conv1(dropped).flatten(1))
@@ -151,6 +157,27 @@ def test_a_hidden_path_around_the_noise_is_refused(
 ) -> None:
     with pytest.raises(error):
         cut(Net(forward), "conv1", SHAPE)
+
+
+DISGUISES = {
+    "skip": (skip, r"aten\.add\.Tensor in the network's forward"),
+    "closure": (closure, r"aten\.mul\.Tensor"),
+    "buffer": (buffer, "cannot be captured|seen"),
+    "buffer written in place": (buffer_in_place, "writes to 'seen'"),
+    "in place": (in_place, "writes to 'x'"),
+    "in place, seen later": (in_place_into_later, r"aten\.add\.Tensor"),
+    "dropout": (dropout_module, "dropout 'dropout' stands before the noise"),
+    "functional dropout": (random_before, r"randomness before the noise .* aten\.native_dropout"),
+}
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+@pytest.mark.parametrize("disguise", sorted(DISGUISES))
+def test_no_model_is_made_of_a_bypass_in_disguise(disguise: str, training: bool) -> None:
+    forward, message = DISGUISES[disguise]
+    network = Net(forward).train(training)
+    with pytest.raises(NetworkError, match=message):
+        PixelDP(network, Gaussian(scale=1.0, norm=2), after="conv1", input_shape=SHAPE)
 
 
 def test_the_refusal_of_a_write_names_what_is_written() -> None:

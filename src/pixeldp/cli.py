@@ -18,6 +18,7 @@ from pixeldp._version import __version__
 from pixeldp.datasets import load_dataset
 from pixeldp.errors import InvalidArgument, PixelDPError
 from pixeldp.mechanisms import Gaussian, Laplace
+from pixeldp.norms import attack_norm
 from pixeldp.runs import NoiseConfig, RunConfig
 from pixeldp.training import Recipe
 
@@ -92,7 +93,7 @@ def train(
         Path, typer.Option("--out", help="A new folder for the run.", show_default=False)
     ],
     noise: Annotated[str, typer.Option(help="gaussian or laplace.")] = "gaussian",
-    norm: Annotated[int, typer.Option(help="The attack's norm, 1 or 2.")] = 2,
+    norm: Annotated[float, typer.Option(help="The attack's norm: 0, 1, 2 or inf.")] = 2,
     size: Annotated[
         float | None,
         typer.Option(
@@ -206,10 +207,11 @@ def info(run: Run) -> None:
             "noise",
             f"{noise.name}, scale {noise.scale:.6g}, after {config.noise.after or 'the input'}",
         ),
-        ("", f"{dp} for {noise.norm:g}-norm attacks of size {covered:.6g}"),
+        ("", f"{dp} for {attack_norm(noise.norm).name} attacks of size {covered:.6g}"),
         (
             "sensitivity",
-            f"{model.sensitivity:.9g} ({noise.norm:g}-norm to {noise.q}-norm, measured now)",
+            f"{model.sensitivity:.9g} ({attack_norm(noise.norm).name} to {noise.q}-norm, "
+            "measured now)",
         ),
         (
             "recipe",
@@ -220,6 +222,8 @@ def info(run: Run) -> None:
     ):
         table.add_row(f"[bold]{name}", value)
     out.print(table)
+    out.print("what is proved of the part before the noise:")
+    out.print(str(model.account()), soft_wrap=True, highlight=False, markup=False)
 
 
 def _version(asked: bool) -> None:  # noqa: FBT001 - how typer calls it
@@ -254,7 +258,9 @@ def _recipe(epochs: int, seed: int) -> Recipe:
     return Recipe(epochs=epochs, seed=seed)
 
 
-def _noise(mechanism: str, norm: int, scale: float | None, size: float, after: str) -> NoiseConfig:
+def _noise(
+    mechanism: str, norm: float, scale: float | None, size: float, after: str
+) -> NoiseConfig:
     if mechanism == Gaussian.name:
         made: Gaussian | Laplace = (
             Gaussian.for_attack(size=size, epsilon=_EPSILON, delta=_DELTA, norm=norm)

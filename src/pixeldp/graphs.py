@@ -112,10 +112,16 @@ def find_layer(network: nn.Module, name: str, *, argument: str) -> nn.Module:
     )
 
 
+def name_of(node: fx.Node) -> str:
+    """Return the name of the operation: ``aten.add.Tensor``."""
+    plain = not hasattr(node.target, "_schema")  # a function of Python, such as getitem
+    return str(getattr(node.target, "__name__", node.target)) if plain else str(node.target)
+
+
 def describe(node: fx.Node) -> str:
     """Return the operation as a message names it: ``aten.add.Tensor in 'block1'``."""
     layer = layer_of(node)
-    return f"{node.target} in {layer!r}" if layer else f"{node.target} in the network's forward"
+    return f"{name_of(node)} in {layer!r}" if layer else f"{name_of(node)} in the network's forward"
 
 
 def named_arguments(node: fx.Node) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from torch import nn
 from pixeldp.errors import InvalidArgument, InvalidInput
 from pixeldp.mechanisms import Mechanism
 from pixeldp.placements import Behind, Between, Halves, OnInput, Placement
+from pixeldp.sensitivities.tables import Wanted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,6 +42,9 @@ class PixelDP(nn.Module):
         The lowest and the highest value that an input may have, if it is to be checked. A radius
         is always in the units of the input. Needed for 0-norm attacks, where it bounds what one
         changed coordinate can do.
+    pixels:
+        Whether a 0-norm attack counts pixels, all channels of a place as one change, and not
+        single coordinates.
 
     >>> from pixeldp import Gaussian
     >>> network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
@@ -59,6 +63,7 @@ class PixelDP(nn.Module):
         back: nn.Module | None = None,
         input_shape: Sequence[int] | None = None,
         input_range: tuple[float, float] | None = None,
+        pixels: bool = False,
     ) -> None:
         super().__init__()
         if not isinstance(noise, Mechanism):
@@ -78,6 +83,7 @@ class PixelDP(nn.Module):
         self.after = after
         self.input_shape = None if input_shape is None else tuple(int(n) for n in input_shape)
         self.input_range = input_range
+        self.pixels = pixels
         self._placement: Placement
         if isinstance(self.network, Halves) and front is not None:
             self._placement = Between(self.network, input_shape or ())
@@ -94,9 +100,8 @@ class PixelDP(nn.Module):
 
     def account(self) -> Account:
         """Return what is proved of the front on today's weights, step by step."""
-        return self._placement.account(
-            p=self.noise.norm, q=self.noise.q, value_range=self.input_range
-        )
+        wanted = Wanted(self.noise.norm, self.noise.q, self.input_range, self.pixels)
+        return self._placement.account(wanted)
 
     def explain(self) -> None:
         """Print the front operation by operation, each with its bound, the rule and its source.

@@ -24,10 +24,9 @@ if TYPE_CHECKING:
 
     from pixeldp.graphs import Graph
     from pixeldp.sensitivities.account import Account
+    from pixeldp.sensitivities.tables import Wanted
 
     Noise = Callable[[torch.Tensor], torch.Tensor]
-
-Range = tuple[float, float] | None
 
 
 class Placement(Protocol):
@@ -42,7 +41,7 @@ class Placement(Protocol):
     def back(self, value: torch.Tensor) -> torch.Tensor:
         """Return the logits for noisy values, as evaluated."""
 
-    def account(self, *, p: float, q: float, value_range: Range) -> Account:
+    def account(self, wanted: Wanted) -> Account:
         """Return what is proved of the front, on today's weights."""
 
     def input_dtype(self) -> torch.dtype | None:
@@ -71,9 +70,9 @@ class OnInput:
             logits: torch.Tensor = self._network(value)
             return logits
 
-    def account(self, *, p: float, q: float, value_range: Range) -> Account:
+    def account(self, wanted: Wanted) -> Account:
         """Return the account of the identity."""
-        return identity_account(self._shape, p=p, q=q, value_range=value_range)
+        return identity_account(self._shape, wanted)
 
     def input_dtype(self) -> torch.dtype | None:
         """Return None: that of the weights."""
@@ -107,12 +106,10 @@ class Behind:
         """Run the captured part behind the noise."""
         return self._current().back(value)
 
-    def account(self, *, p: float, q: float, value_range: Range) -> Account:
+    def account(self, wanted: Wanted) -> Account:
         """Return the account of the captured front."""
         now = self._current()
-        return self._accounts.of(
-            now.graph, self._network, now.at, p=p, q=q, value_range=value_range
-        )
+        return self._accounts.of(now.graph, self._network, now.at, wanted)
 
     def input_dtype(self) -> torch.dtype | None:
         """Return the type of the input in the captured graph."""
@@ -180,12 +177,10 @@ class Between:
             logits: torch.Tensor = self._halves.back(value)
             return logits
 
-    def account(self, *, p: float, q: float, value_range: Range) -> Account:
+    def account(self, wanted: Wanted) -> Account:
         """Return the account of the captured front."""
         graph, _ = self._current()
-        return self._accounts.of(
-            graph, self._halves.front, graph.result, p=p, q=q, value_range=value_range
-        )
+        return self._accounts.of(graph, self._halves.front, graph.result, wanted)
 
     def input_dtype(self) -> torch.dtype | None:
         """Return the type of the input in the captured graph."""
@@ -223,23 +218,14 @@ class _Accounts:
         self._weights: list[torch.Tensor] = []
         self._account: Account | None = None
 
-    def of(
-        self,
-        graph: Graph,
-        network: nn.Module,
-        at: fx.Node,
-        *,
-        p: float,
-        q: float,
-        value_range: Range,
-    ) -> Account:
+    def of(self, graph: Graph, network: nn.Module, at: fx.Node, wanted: Wanted) -> Account:
         """Return the account of the captured network up to ``at``."""
         check_modes(network, operations_before(graph, at))
         held, needed = live_values(graph, network), ancestors([at])
         weights = [tensor.detach() for node, tensor in held.items() if node in needed]
-        asked = (graph, at, p, q, value_range)
+        asked = (graph, at, wanted)
         if self._account is None or self._asked != asked or not _same(weights, self._weights):
-            self._account = front_account(graph, network, at, p=p, q=q, value_range=value_range)
+            self._account = front_account(graph, network, at, wanted)
             self._asked, self._weights = asked, [tensor.clone() for tensor in weights]
         return self._account
 

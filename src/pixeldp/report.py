@@ -105,11 +105,16 @@ class Results:
             made.label, self.radii(), self.labels, scale=made.noise.scale, norm=self.norm
         )
 
+    def _units(self) -> str:
+        low, high = self.input_range
+        if self.certification.noise.norm == 0:
+            return f"in changed coordinates, each in [{low:g}, {high:g}]"
+        return f"in units of inputs in [{low:g}, {high:g}]"
+
     def facts(self) -> list[tuple[str, str]]:
         """What a reader must know to judge the numbers, in few words."""
         made = self.certification
         seconds = made.scores.seconds
-        low, high = self.input_range
         scale_name = "standard deviation" if made.noise.name == "gaussian" else "b"
         return [
             ("noise", f"{made.noise.name}, {scale_name} {made.noise.scale:.4g}, {self.placement}"),
@@ -117,7 +122,7 @@ class Results:
                 "sensitivity before it",
                 f"{made.sensitivity:.6g} ({self.norm} to {made.noise.q}-norm, measured)",
             ),
-            ("attack", f"{self.norm}, in units of inputs in [{low:g}, {high:g}]"),
+            ("attack", f"{self.norm}, {self._units()}"),
             (
                 "confidence",
                 f"{made.confidence:g} for {_each(made)} ({made.bounds.method}, {made.kind} scores)",

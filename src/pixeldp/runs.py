@@ -24,14 +24,14 @@ import platform
 import tempfile
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import safetensors
 import safetensors.numpy
 import safetensors.torch
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer
 
 from pixeldp._version import __version__
 from pixeldp.constraints import hold_sensitivity
@@ -80,8 +80,13 @@ class NoiseConfig(_Record):
 
     mechanism: Literal["gaussian", "laplace"]
     scale: float
-    norm: float
+    norm: Annotated[float, Field(allow_inf_nan=True)]
     after: str | None
+
+    @field_serializer("norm", when_used="json")
+    def _norm_as_text(self, norm: float) -> float | str:
+        """JSON has no infinity: the ∞-norm is written as the word that is read back."""
+        return "inf" if math.isinf(norm) else norm
 
     def build(self) -> Gaussian | Laplace:
         """Return the mechanism."""
@@ -117,7 +122,8 @@ class RunConfig(_Record):
                 network,
                 self.noise.after,
                 self.input_shape,
-                p=int(noise.norm),
+                # A changed coordinate is a change in the 1-norm, as large as the input's range.
+                p=1 if noise.norm == 0 else noise.norm,
                 q=noise.q,
                 bound=self.held_sensitivity,
             )

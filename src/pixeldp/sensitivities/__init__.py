@@ -21,20 +21,23 @@ from pixeldp.graphs import (
     constant_values,
     describe,
     layer_of,
+    name_of,
 )
 from pixeldp.norms import attack_norm
 from pixeldp.sensitivities import tables
 from pixeldp.sensitivities.account import Account, Step, Value
 from pixeldp.sensitivities.joins import join
-from pixeldp.sensitivities.measured import Wanted
 from pixeldp.sensitivities.modes import check_modes
 from pixeldp.sensitivities.pieces import Nonlinear, shape_of
 from pixeldp.sensitivities.rules import piece_of
+from pixeldp.sensitivities.tables import Wanted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import fx, nn
+
+_IMAGE = 3
 
 
 def sensitivity(
@@ -44,12 +47,14 @@ def sensitivity(
     p: float = 2,
     q: float = 2,
     value_range: tuple[float, float] | None = None,
+    pixels: bool = False,
 ) -> float:
     """Return a proven upper bound on Δ_{p,q} of a module on today's weights.
 
     ``Δ_{p,q} = max ‖g(x) − g(x')‖_q / ‖x − x'‖_p`` over inputs of ``input_shape``, which is the
     shape of one input, without the batch. p is 0, 1, 2 or ∞, q is 1 or 2. For p = 0, the number
-    of changed coordinates, ``value_range`` says the lowest and highest value of a coordinate.
+    of changed coordinates, ``value_range`` says the lowest and highest value of a coordinate;
+    with ``pixels``, all channels of a place count as one change.
 
     Raises
     ------
@@ -62,41 +67,38 @@ def sensitivity(
     >>> round(sensitivity(layer, (2,), p=1, q=1), 6), round(sensitivity(layer, (2,), p=1, q=2), 6)
     (7.0, 5.0)
     """
+    wanted = Wanted(p, one_of("q", q, (1, 2)), value_range, pixels)
     graph = capture(module, input_shape)
-    return front_account(graph, module, graph.result, p=p, q=q, value_range=value_range).bound
+    return front_account(graph, module, graph.result, wanted).bound
 
 
-def identity_account(
-    input_shape: Sequence[int] | None,
-    *,
-    p: float,
-    q: float,
-    value_range: tuple[float, float] | None = None,
-) -> Account:
+def identity_account(input_shape: Sequence[int] | None, wanted: Wanted) -> Account:
     """Return the account of doing nothing: noise on the input (§3.2, option 1)."""
-    check_norms(p, q)
-    if input_shape is None and p > q:
+    if input_shape is None and (wanted.p > wanted.q or wanted.pixels):
         raise InvalidArgument(
-            f"input_shape must be given for the {attack_norm(p).name} with noise on the input, got "
-            "input_shape=None; the bound grows with the number of coordinates"
+            f"input_shape must be given for the {attack_norm(wanted.p).name} with noise on the "
+            "input, got input_shape=None; the bound grows with the number of coordinates"
         )
-    shape = tuple(input_shape or (1,))
-    start = Value(shape, tables.source(math.prod(shape), _width(p, value_range)), Wanted(p, q))
+    start = _start(tuple(input_shape or (1,)), wanted)
     steps = (Step("input", "", start, start.product, "noise on the input", "§3.2, option 1"),)
-    return _checked(Account(p=p, q=q, steps=steps), ranged=value_range is not None)
+    return _checked(Account(wanted, steps))
 
 
-def front_account(
-    graph: Graph,
-    network: nn.Module,
-    at: fx.Node,
-    *,
-    p: float,
-    q: float,
-    value_range: tuple[float, float] | None = None,
-) -> Account:
+def _start(shape: tuple[int, ...], wanted: Wanted) -> Value:
+    """Return the input as a value."""
+    pixels = wanted.pixels and wanted.p == 0
+    if pixels and len(shape) < _IMAGE:
+        raise InvalidArgument(
+            "pixels=True is for inputs of shape (channels, height, width), got an input of shape "
+            f"{shape}"
+        )
+    together = shape[0] if pixels else 1
+    table = tables.source(math.prod(shape), wanted.width, together=together)
+    return Value(shape, table, wanted, pixel_width=wanted.width if pixels else None)
+
+
+def front_account(graph: Graph, network: nn.Module, at: fx.Node, wanted: Wanted) -> Account:
     """Return what is proved of a captured network from its input up to the value ``at``."""
-    check_norms(p, q)
     seeing = graph.depending_on([graph.source])
     if at not in seeing:
         raise UnsupportedLayer(
@@ -108,8 +110,7 @@ def front_account(
     constants = {
         node: _in_double(value) for node, value in constant_values(graph, network, chain).items()
     }
-    shape = shape_of(graph.source)
-    start = Value(shape, tables.source(math.prod(shape), _width(p, value_range)), Wanted(p, q))
+    start = _start(shape_of(graph.source), wanted)
     values = {graph.source: start}
     steps = [Step("input", "", start, start.product, "the input itself", "")]
     for node in chain:
@@ -117,19 +118,12 @@ def front_account(
             step = _followed(node, values, constants)
             values[node] = step.value
             steps.append(step)
-    account = Account(p=p, q=q, steps=tuple(steps))
-    return _checked(account, ranged=value_range is not None)
-
-
-def check_norms(p: float, q: float) -> None:
-    """Refuse norms between which nothing is defined here."""
-    one_of("p", p, tables.NORMS)
-    one_of("q", q, (1, 2))
+    return _checked(Account(wanted, tuple(steps)))
 
 
 def _followed(node: fx.Node, values: dict[fx.Node, Value], constants: dict[fx.Node, Any]) -> Step:
     """Return what one operation makes of values that are known, and the rule it is known by."""
-    name, layer = str(node.target), layer_of(node)
+    name, layer = name_of(node), layer_of(node)
     together = join(node, values)
     if together is not None:
         value, rule = together
@@ -156,17 +150,6 @@ def _arguments(node: fx.Node) -> list[fx.Node]:
     return found
 
 
-def _width(p: float, value_range: tuple[float, float] | None) -> float | None:
-    if p != 0 or value_range is None:
-        return None
-    low, high = value_range
-    if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise InvalidArgument(
-            f"value_range must be (lowest, highest), got value_range={value_range!r}"
-        )
-    return (high - low) * tables.ROUND_UP
-
-
 def _in_double(value: object) -> object:
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
@@ -174,7 +157,7 @@ def _in_double(value: object) -> object:
     return value
 
 
-def _checked(account: Account, *, ranged: bool) -> Account:
+def _checked(account: Account) -> Account:
     if math.isfinite(account.bound):
         return account
     if math.isnan(account.bound):
@@ -182,7 +165,7 @@ def _checked(account: Account, *, ranged: bool) -> Account:
             "the weights before the noise hold NaN, so that nothing bounds them; train them again "
             "with a lower learning rate"
         )
-    if account.p == 0 and not ranged:
+    if account.p == 0 and account.wanted.value_range is None:
         raise InvalidArgument(
             "the range of the input must be given for norm=0, got none; give input_range (or "
             "value_range) as (lowest, highest): it bounds what one changed coordinate can do"

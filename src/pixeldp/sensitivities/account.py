@@ -17,20 +17,23 @@ import numpy as np
 import torch
 
 from pixeldp.sensitivities import tables
-from pixeldp.sensitivities.linear import fold
+from pixeldp.sensitivities.folding import fold
+from pixeldp.sensitivities.geometry import Convolution
+from pixeldp.sensitivities.linear import Convolved, Diagonal, Rearranged
 from pixeldp.sensitivities.measured import dense_entries
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pixeldp.sensitivities.linear import Operator, Shape
-    from pixeldp.sensitivities.measured import Wanted
     from pixeldp.sensitivities.pieces import Nonlinear
-    from pixeldp.sensitivities.tables import Table
+    from pixeldp.sensitivities.tables import Table, Wanted
 
 # Explicit matrices are made up to this many entries, from at most so many basis vectors.
 _ENTRIES = 2**21
 _BASIS = 1024
+
+_IMAGE = 3
 
 
 @dataclass(eq=False)
@@ -51,6 +54,10 @@ class Value:
         The linear function itself, on batches of float64 values of the base.
     pieces:
         How many linear pieces lie between.
+    by_place:
+        Whether those only mix the channels of each place of an image, alike everywhere.
+    pixel_width:
+        For the input, where the 0-norm counts pixels: the most that a channel of one can change.
     """
 
     shape: Shape
@@ -60,13 +67,21 @@ class Value:
     folded: Operator | None = None
     action: Callable[[torch.Tensor], torch.Tensor] | None = None
     pieces: int = 0
+    by_place: bool = False
+    pixel_width: float | None = None
 
     @cached_property
     def reach(self) -> Table:
         """The table from the input to here: the best that is proved."""
         if self.base is None:
             return self.product
-        return tables.compose(self.base.reach, self.stretch)
+        reached = tables.compose(self.base.reach, self.stretch)
+        if self.base.pixel_width is not None:
+            for q in (1, 2):
+                place = tables.at(0, q)
+                bound = self.base.pixel_width * self._pixel(q) * tables.ROUND_UP
+                reached[place] = np.minimum(reached[place], bound)
+        return reached
 
     @cached_property
     def stretch(self) -> Table:
@@ -95,9 +110,10 @@ class Value:
 
     def then(self, operator: Operator, own: Table) -> Value:
         """Return the value behind one more linear piece, which has the table ``own``."""
+        mixes = _by_place(operator)
         if self.base is None or self.action is None:
             start, act = self, operator.apply
-            return Value(operator.outputs, own, self.wanted, start, operator, act, pieces=1)
+            return Value(operator.outputs, own, self.wanted, start, operator, act, 1, mixes)
         before = self.action
         return Value(
             operator.outputs,
@@ -107,11 +123,18 @@ class Value:
             None if self.folded is None else fold(self.folded, operator),
             lambda x: operator.apply(before(x)),
             self.pieces + 1,
+            self.by_place and mixes,
         )
 
     def behind(self, piece: Nonlinear, shape: Shape) -> Value:
         """Return the value behind a piece that is not linear."""
         return Value(shape, tables.compose(self.reach, piece.proven), self.wanted)
+
+    def _pixel(self, q: float) -> float:
+        """Return the most that one changed pixel of the base, by 1 a channel, moves this value."""
+        if isinstance(self.folded, Convolved):
+            return self.folded.pixel(q)
+        return math.inf
 
     def _matrix(self) -> torch.Tensor | None:
         """Return the explicit matrix from the base to here, if it is small."""
@@ -130,8 +153,12 @@ def joined(
     *,
     tables_of: Callable[[list[Table]], Table],
     act: Callable[[list[torch.Tensor]], torch.Tensor],
+    by_place: bool,
 ) -> Value:
-    """Return a sum or a concatenation of values; linear if all are, of the same base."""
+    """Return a sum or a concatenation of values; linear if all are, of the same base.
+
+    ``by_place`` says that it treats every place of an image alike and apart.
+    """
     wanted = values[0].wanted
     bases = {value.base or value for value in values}
     if len(bases) > 1:
@@ -139,18 +166,42 @@ def joined(
     (base,) = bases
     nothing = tables.isometry(math.prod(base.shape))
     actions = [value.action or _unchanged for value in values]
+
+    def action(x: torch.Tensor) -> torch.Tensor:
+        return act([one(x) for one in actions])
+
+    mixes = by_place and all(value is base or value.by_place for value in values)
     return Value(
         shape,
         tables_of([nothing if value is base else value.stretch for value in values]),
         wanted,
         base,
-        action=lambda x: act([action(x) for action in actions]),
+        _channel_mixing(base.shape, shape, action) if mixes else None,
+        action,
         pieces=2 + sum(value.pieces for value in values),
+        by_place=mixes,
     )
 
 
 def _unchanged(x: torch.Tensor) -> torch.Tensor:
     return x
+
+
+def _by_place(operator: Operator) -> bool:
+    if isinstance(operator, Diagonal):
+        return operator.by_channel() is not None
+    return isinstance(operator, Rearranged) and operator.by_place
+
+
+def _channel_mixing(
+    base: Shape, shape: Shape, action: Callable[[torch.Tensor], torch.Tensor]
+) -> Operator | None:
+    """Return what mixes the channels of each place alike as a 1×1 convolution."""
+    if len(base) != _IMAGE or len(shape) != _IMAGE or base[1:] != shape[1:]:
+        return None
+    channels = torch.eye(base[0], dtype=torch.float64)[:, :, None, None]
+    kernel = action(channels.expand(-1, -1, *base[1:]))[:, :, 0, 0].mT
+    return Convolved(base, shape, kernel[:, :, None, None], Convolution(image=(base[1], base[2])))
 
 
 @dataclass(frozen=True)
@@ -169,9 +220,18 @@ class Step:
 class Account:
     """What is proved of a front, for one pair of norms: Δ_{p,q} and, step by step, why."""
 
-    p: float
-    q: float
+    wanted: Wanted
     steps: tuple[Step, ...]
+
+    @property
+    def p(self) -> float:
+        """The norm of the input."""
+        return self.wanted.p
+
+    @property
+    def q(self) -> float:
+        """The norm of the output."""
+        return self.wanted.q
 
     @cached_property
     def bound(self) -> float:

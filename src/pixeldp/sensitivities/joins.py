@@ -57,6 +57,7 @@ def _sum(node: fx.Node, parts: list[fx.Node], values: Mapping[fx.Node, Value]) -
         shape,
         tables_of=bounds,
         act=lambda xs: xs[0] + weight * xs[1],
+        by_place=True,
     )
 
 
@@ -83,4 +84,6 @@ def _stack(node: fx.Node, values: Mapping[fx.Node, Value]) -> Value:
     def act(xs: list[torch.Tensor]) -> torch.Tensor:
         return torch.cat(xs, dim) if node.target is aten.cat.default else torch.stack(xs, dim)
 
-    return joined(varying, shape_of(node), tables_of=tables.side_by_side, act=act)
+    return joined(
+        varying, shape_of(node), tables_of=tables.side_by_side, act=act, by_place=dim % dims == 1
+    )

@@ -6,6 +6,7 @@ to the 1-norm, cost more and are filled in only where they are asked for (``Want
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from pixeldp.sensitivities.geometry import Convolution, Reads
+    from pixeldp.sensitivities.tables import Wanted
 
     Maps = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
@@ -42,22 +44,8 @@ _GRAM_SIDE = 4096
 _PRODUCT_SIZE = 2**23
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """The pair of norms that a table is for; decides which of the costly entries are filled in."""
-
-    p: float
-    q: float
-
-    @property
-    def from_infinity(self) -> bool:
-        """Whether ``(∞, q)`` matters."""
-        return self.p == INF
-
-    @property
-    def to_one(self) -> bool:
-        """Whether ``(2, 1)`` matters."""
-        return self.q == 1 and self.p in (2, INF)
+# Sign patterns over the channels of a pixel: 2^(channels − 1).
+_SIGNED_CHANNELS = 8
 
 
 def dense_entries(matrix: torch.Tensor, wanted: Wanted) -> Entries:
@@ -127,7 +115,7 @@ def convolution_entries(
     reads = [convolution.reads(axis, kernel.shape[3 + axis]) for axis in (0, 1)]
     copies = 1
     if maps is not None:
-        reads = [_through(one, mapped) for one, mapped in zip(reads, maps, strict=True)]
+        reads = [through(one, mapped) for one, mapped in zip(reads, maps, strict=True)]
         copies = math.prod(int(_counts(mapped).max(initial=0)) for mapped in maps)
     columns = _swept(kernel, [place_classes(one) for one in reads], over=(1, 3, 4))
     rows = _swept(kernel, [output_classes(one) for one in reads], over=(2, 3, 4))
@@ -149,7 +137,25 @@ def convolution_entries(
     return entries
 
 
-def _through(reads: Reads, mapped: npt.NDArray[np.int64]) -> Reads:
+def pixel_norm(kernel: torch.Tensor, reads: list[Reads], q: float) -> float:
+    """Return the most that one place, all its channels changed by 1 at most, moves the output.
+
+    A norm is convex, so the worst change is a pattern of signs over the channels, the same for
+    all taps: ``max over s of ‖Σ_c s_c W_c‖_q``, for a kernel ``[out, in, kh, kw]``.
+    """
+    channels = kernel.shape[1]
+    if channels > _SIGNED_CHANNELS:
+        return INF
+    worst = [0.0]
+    classes = [place_classes(one) for one in reads]
+    for signs in itertools.product((1.0, -1.0), repeat=channels - 1):
+        mixed = torch.einsum("oihw,i->ohw", kernel, kernel.new_tensor((1.0, *signs)))
+        swept = _swept(mixed[None, :, None], classes, over=(1, 3, 4))
+        worst.append(swept.ones if q == 1 else swept.twos)
+    return _maximum(worst)
+
+
+def through(reads: Reads, mapped: npt.NDArray[np.int64]) -> Reads:
     """Return what is read of the real image where ``reads`` are of its padded copy."""
     real: Reads = mapped[reads]
     real[reads == NOTHING] = NOTHING

@@ -129,14 +129,33 @@ def _moved(node: fx.Node, value: fx.Node, constants: Constants) -> Rearranged:
     before, after = shape_of(value), shape_of(node)
     if node.target is operator.getitem:
         return _picked(node, value)
-    if node.target in _KEEPING or node.target in _SPLITTING:
+    if node.target in _KEEPING or node.target in _SPLITTING or _keeps_all(node, value):
         return Rearranged(before, before, None)
     if node.target is aten.index.Tensor:
         _check_indices(node, constants)
     if node.target in _RESHAPING:
-        return Rearranged(before, after, lambda x: x.reshape(len(x), *after))
+        channels = node.target is aten.unsqueeze.default and _along_channels(node, value)
+        return Rearranged(before, after, lambda x: x.reshape(len(x), *after), channels)
     held = {arg: constants[arg] for arg in node.all_input_nodes if arg in constants}
-    return Rearranged(before, after, lambda x: run_node(node, {**held, value: x}))
+    channels = _along_channels(node, value)
+    return Rearranged(before, after, lambda x: run_node(node, {**held, value: x}), channels)
+
+
+def _along_channels(node: fx.Node, value: fx.Node) -> bool:
+    """Whether an operation picks among the channels of an image and leaves its places alone."""
+    if node.target in (aten.select.int, aten.slice.Tensor, aten.unsqueeze.default):
+        dims = value.meta["val"].dim() + (node.target is aten.unsqueeze.default)
+        return int(named_arguments(node).get("dim", 0)) % dims == 1
+    return (
+        node.target is aten.index.Tensor
+        and named_arguments(node)["indices"][0] is None
+        and (named_arguments(node)["indices"][1] is not None)
+    )
+
+
+def _keeps_all(node: fx.Node, value: fx.Node) -> bool:
+    """Whether a slice takes everything: ``x[:]`` leaves one for every dimension."""
+    return node.target is aten.slice.Tensor and shape_of(node) == shape_of(value)
 
 
 def _picked(node: fx.Node, value: fx.Node) -> Rearranged:

@@ -7,9 +7,13 @@ and ∞ (in this order). The 0-norm counts changed coordinates. What is not boun
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from pixeldp._checks import one_of
+from pixeldp.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -22,6 +26,54 @@ NORMS = (0, 1, 2, math.inf)
 
 # Operators are bounded in float64; this covers the rounding of sums, FFT and eigenvalues there.
 ROUND_UP = 1 + 1e-10
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The sensitivity that is asked for; it decides which of the costly bounds are computed.
+
+    Attributes
+    ----------
+    p, q:
+        The norms of the input and of the output.
+    value_range:
+        The lowest and the highest value of a coordinate of the input; needed for p = 0.
+    pixels:
+        Whether p = 0 counts pixels, all channels of a place as one change, and not coordinates.
+    """
+
+    p: float
+    q: float
+    value_range: tuple[float, float] | None = None
+    pixels: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse norms between which nothing is defined here, and a range that is none."""
+        one_of("p", self.p, NORMS)
+        one_of("q", self.q, NORMS[1:])
+        if self.value_range is not None:
+            low, high = self.value_range
+            if not (math.isfinite(low) and math.isfinite(high) and low < high):
+                raise InvalidArgument(
+                    f"value_range must be (lowest, highest), got value_range={self.value_range!r}"
+                )
+
+    @property
+    def from_infinity(self) -> bool:
+        """Whether ``(∞, q)`` matters."""
+        return self.p == math.inf
+
+    @property
+    def to_one(self) -> bool:
+        """Whether ``(2, 1)`` matters."""
+        return self.q == 1 and self.p in (2, math.inf)
+
+    @property
+    def width(self) -> float | None:
+        """The most that one coordinate can change, where changes are counted."""
+        if self.p != 0 or self.value_range is None:
+            return None
+        return (self.value_range[1] - self.value_range[0]) * ROUND_UP
 
 
 def at(p: float, q: float) -> tuple[int, int]:
@@ -52,15 +104,18 @@ def isometry(coordinates: int) -> Table:
     return table
 
 
-def source(coordinates: int, value_range: float | None) -> Table:
+def source(coordinates: int, value_range: float | None, *, together: int = 1) -> Table:
     """Return the table of the input itself: a changed coordinate moves by ``value_range`` at most.
 
     For the 0-norm: ``Δ_{0,q} = range · Δ_{1,q}``, since k coordinates have a 1-norm of k ranges.
+    Where ``together`` coordinates count as one change (the channels of a pixel), q-norms of that
+    many ranges.
     """
     table = isometry(coordinates)
+    table[at(0, 0)] = together
     if value_range is not None:
         for q in NORMS[1:]:
-            table[at(0, q)] = value_range
+            table[at(0, q)] = value_range * together ** (1 / q) * ROUND_UP
     return table
 
 

@@ -190,7 +190,7 @@ def report(run: Run) -> None:
 def info(run: Run) -> None:
     """Say what a run is: network, noise, measured sensitivity, data, recipe, versions."""
     config, model = runs.read_config(run), runs.load(run)
-    noise = model.noise
+    noise, attacks = model.noise, attack_norm(model.noise.norm).name
     covered = (
         noise.size(epsilon=_EPSILON, delta=_DELTA, sensitivity=model.sensitivity)
         if isinstance(noise, Gaussian)
@@ -207,11 +207,10 @@ def info(run: Run) -> None:
             "noise",
             f"{noise.name}, scale {noise.scale:.6g}, after {config.noise.after or 'the input'}",
         ),
-        ("", f"{dp} for {attack_norm(noise.norm).name} attacks of size {covered:.6g}"),
+        ("", f"{dp} for {attacks} attacks of size {covered:.6g}"),
         (
             "sensitivity",
-            f"{model.sensitivity:.9g} ({attack_norm(noise.norm).name} to {noise.q}-norm, "
-            "measured now)",
+            f"{model.sensitivity:.9g} ({attacks} to {noise.q}-norm, measured now)",
         ),
         (
             "recipe",

@@ -26,6 +26,7 @@ from pixeldp.graphs import (
 from pixeldp.norms import attack_norm
 from pixeldp.sensitivities import tables
 from pixeldp.sensitivities.account import Account, Step, Value
+from pixeldp.sensitivities.activations import is_softsign
 from pixeldp.sensitivities.joins import join
 from pixeldp.sensitivities.modes import check_modes
 from pixeldp.sensitivities.pieces import Nonlinear, shape_of
@@ -129,6 +130,10 @@ def _followed(node: fx.Node, values: dict[fx.Node, Value], constants: dict[fx.No
         value, rule = together
         return Step(name, layer, value, None, rule, "triangle inequality")
     seen = [arg for arg in _arguments(node) if arg in values]
+    if is_softsign(node):
+        shape = shape_of(node)
+        bend = Nonlinear(tables.contraction(1.0, math.prod(shape)), "softsign: slopes up to 1", "")
+        return Step(name, layer, values[seen[0]].behind(bend, shape), None, bend.rule, bend.source)
     if len(seen) != 1:
         raise UnsupportedLayer(
             f"no proven sensitivity for {describe(node)}, which combines several values that "

@@ -60,6 +60,19 @@ def constant_of(node: fx.Node, constants: dict[fx.Node, Any]) -> float | None:
     return None if rule is None else rule(node, constants)
 
 
+def is_softsign(node: fx.Node) -> bool:
+    """Whether a division is ``x / (|x| + 1)``, which is written out when it is captured."""
+    if node.target is not aten.div.Tensor:
+        return False
+    value, divisor = node.args[:2]
+    if not isinstance(divisor, torch.fx.Node) or divisor.target is not aten.add.Tensor:
+        return False
+    magnitude, one = divisor.args[:2]
+    if not isinstance(magnitude, torch.fx.Node) or magnitude.target is not aten.abs.default:
+        return False
+    return bool(one == 1) and not divisor.kwargs and magnitude.args[0] is value
+
+
 def _leaky(node: fx.Node, _: dict[fx.Node, Any]) -> float:
     slope = named_arguments(node).get("negative_slope", 0.01)
     return max(1.0, abs(float(slope)))

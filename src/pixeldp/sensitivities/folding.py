@@ -100,8 +100,8 @@ def _fold_padding(first: Padded, then: Convolved) -> Operator | None:
         (before + own[0], after + own[1])
         for (before, after), own in zip(zeros, then.geometry.padding, strict=True)
     )
-    image = tuple(int(mapped.max()) + 1 for mapped in first.maps)
-    geometry = replace(then.geometry, image=(image[0], image[1]), padding=(padding[0], padding[1]))
+    image = (math.prod(first.inputs[1:-1]), first.inputs[-1])
+    geometry = replace(then.geometry, image=image, padding=(padding[0], padding[1]))
     return replace(then, inputs=first.inputs, geometry=geometry)
 
 

@@ -273,10 +273,11 @@ class Padded(Operator):
     def as_zeros(self) -> tuple[tuple[int, int], tuple[int, int]] | None:
         """Return the zeros before and after each axis, if that is all the padding is."""
         sides = []
-        for mapped in self.maps:
+        image = (math.prod(self.inputs[1:-1]), self.inputs[-1])
+        for mapped, size in zip(self.maps, image, strict=True):
             inside = np.flatnonzero(mapped != NOTHING)
-            if (mapped[inside] != np.arange(mapped.max() + 1)).any():
-                return None
+            if not np.array_equal(mapped[inside], np.arange(size)):
+                return None  # copies, or places cut off
             sides.append((int(inside[0]), len(mapped) - 1 - int(inside[-1])))
         return (sides[0], sides[1])
 

@@ -201,6 +201,8 @@ def _gram_root(kernel: torch.Tensor, classes: list[Classes]) -> float:
     group, _, inner, height, width = kernel.shape
     if group * (inner * height * width) ** 2 > _PRODUCT_SIZE:
         return INF
+    if not all(one.patterns for one in classes):
+        return 0.0  # every output reads padding alone
     products = torch.einsum("goihw,gojkv->gijhkwv", kernel, kernel)
     second = torch.stack(classes[1].patterns).to(kernel)
     total = 0.0

@@ -27,9 +27,6 @@ class Nonlinear:
 
 Piece = Operator | Nonlinear
 
-# A rule is given the operation, the one value that it sees, and the constants.
-Rule = "Callable[[fx.Node, fx.Node, Constants], Piece]"
-
 
 def shape_of(node: fx.Node) -> Shape:
     """Return the shape of a captured value, without the batch; of a tuple, that of its first."""

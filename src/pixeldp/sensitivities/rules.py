@@ -145,12 +145,11 @@ def _along_channels(node: fx.Node, value: fx.Node) -> bool:
     """Whether an operation picks among the channels of an image and leaves its places alone."""
     if node.target in (aten.select.int, aten.slice.Tensor, aten.unsqueeze.default):
         dims = value.meta["val"].dim() + (node.target is aten.unsqueeze.default)
-        return int(named_arguments(node).get("dim", 0)) % dims == 1
-    return (
-        node.target is aten.index.Tensor
-        and named_arguments(node)["indices"][0] is None
-        and (named_arguments(node)["indices"][1] is not None)
-    )
+        return bool(int(named_arguments(node).get("dim", 0)) % dims == 1)
+    if node.target is not aten.index.Tensor:
+        return False
+    indices = named_arguments(node)["indices"]
+    return indices[0] is None and indices[1] is not None
 
 
 def _keeps_all(node: fx.Node, value: fx.Node) -> bool:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -199,8 +199,8 @@ class _Branches(nn.Module):
 
 def test_a_front_and_a_back_given_by_hand() -> None:
     torch.manual_seed(0)
-    front, back = nn.Sequential(nn.Flatten(), nn.Linear(36, 8)), _Branches()
-    noise = Gaussian(scale=0.5, norm=2)
+    front: Any = nn.Sequential(nn.Flatten(), nn.Linear(36, 8))
+    back, noise = _Branches(), Gaussian(scale=0.5, norm=2)
     with pytest.raises(CannotTrace, match=r"PixelDP\(front=…, back=…\)"):
         PixelDP(nn.Sequential(front, back), noise, after="0.1", input_shape=SHAPE)
     model = PixelDP(noise=noise, front=front, back=back, input_shape=SHAPE)
@@ -244,7 +244,7 @@ def test_explain_prints_the_front_with_its_rules_and_bounds(
 
 def test_categories_are_whole_numbers_and_their_changes_are_counted() -> None:
     torch.manual_seed(0)
-    table = nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(12, 2))
+    table: Any = nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(12, 2))
     model = PixelDP(table, Laplace(scale=1.0, norm=0), after="1", input_shape=(4,))
     rows = table[0].weight.detach().double()
     farthest = (rows[:, None] - rows[None]).abs().sum(-1).max()

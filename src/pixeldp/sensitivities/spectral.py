@@ -49,8 +49,8 @@ def torus_norm(kernel: torch.Tensor, convolution: Convolution) -> torch.Tensor:
         )
         for axis in (0, 1)
     ]
-    norm: torch.Tensor = _norm_and_gradient(
-        kernel, sides, list(convolution.stride), list(convolution.dilation)
+    norm: torch.Tensor = torch.ops.pixeldp.torus_norm(
+        kernel.double(), sides, list(convolution.stride), list(convolution.dilation)
     )[0]
     return norm
 
@@ -78,12 +78,6 @@ def _torus_side(image: int, padding: int, extent: int, stride: int) -> int:
     return -(-least // stride) * stride
 
 
-# One opaque operation, because the search takes decisions that no captured graph could hold.
-@torch.library.custom_op(
-    "pixeldp::torus_norm",
-    mutates_args=(),
-    schema="(Tensor kernel, int[] sides, int[] stride, int[] dilation) -> (Tensor, Tensor)",
-)
 def _norm_and_gradient(
     kernel: torch.Tensor, sides: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -93,7 +87,7 @@ def _norm_and_gradient(
         return kernel.new_full((), math.nan), torch.full_like(kernel, math.nan)
     if scale == 0.0:
         return kernel.new_zeros(()), torch.zeros_like(kernel)
-    # The matrices are small: what a graphics card would gain is less than what it costs to ask it.
+    # Many small steps, each of which decides on the next: they are taken on the processor.
     phases = _phases(kernel.cpu() / scale, stride, dilation)
     wide = phases.shape[0] < phases.shape[1]
     tall = phases.transpose(0, 1) if wide else phases
@@ -108,8 +102,7 @@ def _norm_and_gradient(
     return kernel.new_tensor(norm * scale), gradient.to(kernel.device)
 
 
-@_norm_and_gradient.register_fake
-def _(
+def _like_norm_and_gradient(
     kernel: torch.Tensor, sides: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     del sides, stride, dilation
@@ -128,14 +121,24 @@ def _backward(
 ) -> tuple[torch.Tensor | None, None, None, None]:
     if of_gradient is not None:
         raise InvalidArgument(
-            "the norm of a convolution can be differentiated once, got a second derivative; "
-            "constrain the layer with way='columns' or way='rows', which can"
+            "the 2-norm of a convolution can be differentiated once, got a second derivative "
+            "through create_graph=True; differentiate once, or hold the layer in another norm"
         )
     (gradient,) = ctx.saved_tensors
     return (None if of_norm is None else of_norm * gradient, None, None, None)
 
 
-_norm_and_gradient.register_autograd(_backward, setup_context=_keep_gradient)
+# One opaque operation, because the search takes decisions that no captured graph could hold.
+_OPERATION = "pixeldp::torus_norm"
+_library = torch.library.Library("pixeldp", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define(  # type: ignore[no-untyped-call]
+    "torus_norm(Tensor kernel, int[] sides, int[] stride, int[] dilation) -> (Tensor, Tensor)"
+)
+_library.impl(  # type: ignore[no-untyped-call]
+    "torus_norm", _norm_and_gradient, "CompositeExplicitAutograd"
+)
+torch.library.register_fake(_OPERATION, _like_norm_and_gradient, lib=_library)
+torch.library.register_autograd(_OPERATION, _backward, setup_context=_keep_gradient, lib=_library)
 
 
 def _phases(kernel: torch.Tensor, stride: Sequence[int], dilation: Sequence[int]) -> torch.Tensor:
@@ -144,9 +147,9 @@ def _phases(kernel: torch.Tensor, stride: Sequence[int], dilation: Sequence[int]
     ``[out, in · s_h · s_w, taps, taps]``: stride s sees the image as s² smaller ones, and each of
     them meets every s-th tap.
     """
-    (out, channels), taps = kernel.shape[:2], _taps(kernel, stride, dilation)
     if (*stride, *dilation) == (1, 1, 1, 1):
         return kernel
+    (out, channels), taps = kernel.shape[:2], _taps(kernel, stride, dilation)
     spread = kernel.new_zeros(out, channels, taps[0] * stride[0], taps[1] * stride[1])
     _where_taps_are(spread, kernel, dilation).copy_(kernel)
     apart = spread.reshape(out, channels, taps[0], stride[0], taps[1], stride[1])
@@ -157,6 +160,8 @@ def _kernel_of(
     phases: torch.Tensor, kernel: torch.Tensor, stride: Sequence[int], dilation: Sequence[int]
 ) -> torch.Tensor:
     """Undo ``_phases``: return the entries that belong to the taps of the kernel."""
+    if (*stride, *dilation) == (1, 1, 1, 1):
+        return phases.contiguous()
     (out, channels), taps = kernel.shape[:2], _taps(kernel, stride, dilation)
     apart = phases.reshape(out, channels, stride[0], stride[1], *taps)
     spread = apart.permute(0, 1, 4, 2, 5, 3).reshape(
@@ -221,19 +226,20 @@ def _gram_matrices(
 ) -> Iterator[tuple[int, torch.Tensor]]:
     """Yield ``KᴴK``, transposed, at every frequency of the torus up to conjugation.
 
-    ``KᴴK`` is the Fourier transform of the kernel's correlation with itself, which is far smaller
-    than K wherever the larger side of K is: ``G(θ) = Σ_lag C_lag e^{−iθ·lag}``.
+    ``KᴴK`` is the Fourier transform of the kernel's correlation with itself, in which the larger
+    side of K is summed over once and for all: ``G(θ) = Σ_lag C_lag e^{−iθ·lag}``.
     """
-    columns = kernel.transpose(0, 1)
+    columns = kernel.transpose(0, 1).contiguous()
     size, (height, width) = columns.shape[0], kernel.shape[2:]
+    shape = (2 * height - 1, 2 * width - 1)
+    at_once = max(1, _ENTRIES_AT_ONCE // (columns[0].numel() * math.prod(shape)))
     correlation = torch.cat(
         [
             F.conv2d(part, columns, padding=(height - 1, width - 1))
-            for part in columns.split(max(1, _ENTRIES_AT_ONCE // columns[0].numel()))
+            for part in torch.split(columns, at_once)
         ]
     )
-    lags = correlation.permute(2, 3, 0, 1).reshape(2 * height - 1, 2 * width - 1, -1)
-    lags = lags.to(torch.complex128)
+    lags = correlation.permute(2, 3, 0, 1).reshape(*shape, -1).to(torch.complex128)
     rows = _waves(sides[0], height)
     # A real kernel has conjugate blocks at opposite frequencies: half of them are enough.
     half = _waves(sides[1], width)[: sides[1] // 2 + 1]
@@ -246,7 +252,9 @@ def _gram_matrices(
 @lru_cache(maxsize=64)
 def _waves(side: int, taps: int) -> torch.Tensor:
     """Return ``e^{−2πi f lag / side}`` at every frequency f, for lags between −taps and taps."""
-    turns = torch.outer(torch.arange(side), torch.arange(1 - taps, taps)) % side
+    turns = torch.outer(
+        torch.arange(side, device="cpu"), torch.arange(1 - taps, taps, device="cpu")
+    ).remainder(side)
     angles = turns.double() * (-2 * math.pi / side)
     return torch.polar(torch.ones_like(angles), angles)
 
@@ -258,23 +266,22 @@ def _largest_above(best: float, grams: torch.Tensor) -> tuple[float, int | None]
     every squaring: ``λ(G)^m = λ(G^m)``.
     """
     at: int | None = None
-    left = torch.arange(grams.shape[0])
-    upper = _largest_at_most(grams)
-    unit, powers, exponent = 1.0, grams, 1
-    for _ in range(_SQUARINGS):
+    left, powers, unit = torch.arange(len(grams), device=grams.device), grams, 1.0
+    for squarings in range(_SQUARINGS + 1):
+        if squarings:
+            powers = powers @ powers
+        upper = _largest_at_most(powers)
         first = int(left[upper.argmax()])
         value = float(torch.linalg.eigvalsh(grams[first])[-1])
         if value > best:
             best, at = value, first
-        kept = (upper > (best * _SLACK / unit) ** exponent).nonzero()[:, 0]
-        left, upper = left[kept], upper[kept]
+        kept = (upper > (best * _SLACK / unit) ** 2**squarings).nonzero()[:, 0]
+        left = left[kept]
         if len(left) <= _FEW:
             break
         powers = powers[kept]
-        if exponent == 1:
-            unit, powers = best, powers / best
-        powers, exponent = powers @ powers, exponent * 2
-        upper = _largest_at_most(powers)
+        if not squarings:
+            powers, unit = powers / best, best
     if len(left):
         values = torch.linalg.eigvalsh(grams[left])[:, -1]
         if float(values.amax()) > best:
@@ -289,10 +296,11 @@ def _largest_at_most(matrices: torch.Tensor) -> torch.Tensor:
     (Wolkowicz and Styan 1980). Subtracting m first keeps s accurate where it is small.
     """
     size = matrices.shape[-1]
-    mean = matrices.diagonal(dim1=-2, dim2=-1).real.mean(dim=-1)
+    mean: torch.Tensor = matrices.diagonal(dim1=-2, dim2=-1).real.mean(dim=-1)
     if size == 1:
         return mean
     apart = matrices.clone()
     apart.diagonal(dim1=-2, dim2=-1).sub_(mean[:, None])
-    # ‖G − m I‖_F = s sqrt(n)
-    return mean + torch.linalg.vector_norm(apart, dim=(-2, -1)) * math.sqrt((size - 1) / size)
+    # ‖G − m I‖_F = s sqrt(n), over real numbers since that is many times faster.
+    spread: torch.Tensor = torch.linalg.vector_norm(torch.view_as_real(apart).flatten(1), dim=1)
+    return mean + spread * math.sqrt((size - 1) / size)

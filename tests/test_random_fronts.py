@@ -164,6 +164,14 @@ def image_piece(rng: np.random.Generator, shape: Shape) -> nn.Module:
     pieces: list[Callable[[], nn.Module]] = [
         lambda: nn.Conv2d(channels, out, size, stride=step, padding=pad),
         lambda: nn.Conv2d(channels, channels, 2, padding=1, dilation=2, groups=channels),
+        lambda: nn.Conv2d(
+            channels,
+            out,
+            size,
+            stride=step,
+            padding=min(1, size - 1),
+            padding_mode=str(rng.choice(["reflect", "replicate", "circular"])),
+        ),
         lambda: nn.ConvTranspose2d(
             channels, out, size, stride=step, padding=min(pad, size - 1) // 2
         ),

@@ -198,6 +198,97 @@ def test_inside_a_residual_block_is_refused_but_before_it_is_not() -> None:
     cut(Net(inside_a_block), "conv1", SHAPE)
 
 
+class Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(_: object, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        return first + second
+
+
+def aliased(h: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    both = torch.zeros(x.shape[0], 288)
+    here, there = both[:, :144], both[:, 144:180]
+    here.copy_(h)
+    there.copy_(x)
+    return both.as_strided((x.shape[0], 144), (288, 1), 144)
+
+
+def behind_the_back_of_autograd(h: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    kept = torch.zeros_like(x)
+    kept.data = x * 2.0
+    return h + kept.mean(1, keepdim=True)
+
+
+def written_to_out(h: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    result = torch.empty_like(h)
+    return torch.add(h, x.mean(1, keepdim=True), out=result)
+
+
+# What a network may do with the output h of its first layer and, flattened, its input x.
+DEEP_DISGUISES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "detached": lambda h, x: h * x.detach().sum(1, keepdim=True),
+    "as data": lambda h, x: h + x.data.mean(1, keepdim=True),
+    "replaced data": behind_the_back_of_autograd,
+    "through NumPy": lambda h, x: h + torch.from_numpy(x.detach().numpy().sum(1, keepdims=True)),
+    "through a list": lambda h, x: h + torch.tensor(x.tolist()).sum(),
+    "as a number": lambda h, x: h * x.sum().item(),
+    "as a count": lambda h, x: h * (x > 0).nonzero().shape[0],
+    "as distinct values": lambda h, x: h * torch.unique(x).shape[0],
+    "as an order": lambda h, x: h[:, x.repeat(1, 4).argsort(1)[0]],
+    "as places": lambda h, x: h.gather(1, (x > 0).long().repeat(1, 4)),
+    "as a mask": lambda h, x: torch.where(x.sum(1, keepdim=True) > 0, h, -h),
+    "as a branch": lambda h, x: torch.cond(x.sum() > 0, lambda a: 2 * a, lambda a: 3 * a, (h,)),
+    "scattered": lambda h, x: h.scatter(1, torch.zeros(x.shape[0], 1, dtype=torch.long), x[:, :1]),
+    "accumulated": lambda h, x: torch.stack([x.mean(1), h.mean(1)], 1).cumsum(1)[:, 1:] * h,
+    "imaginary": lambda h, x: torch.complex(h, x.repeat(1, 4)).abs(),
+    "in another view": aliased,
+    "written to out": written_to_out,
+    "an autograd function": lambda h, x: Sum.apply(  # type: ignore[no-untyped-call]
+        h, x.mean(1, keepdim=True)
+    ),
+    "row by row": torch.vmap(lambda h, x: h + x.mean()),
+    "as a weight": lambda h, x: nn.functional.linear(h, x[0].repeat(4)[None]).repeat(1, 144),
+    "cast and back": lambda h, x: h + x.half().float().mean(1, keepdim=True),
+    "without a gradient": torch.no_grad()(lambda h, x: h + x.mean(1, keepdim=True)),
+}
+
+
+@pytest.mark.parametrize("disguise", DEEP_DISGUISES)
+def test_no_operation_hides_the_input(disguise: str) -> None:
+    def forward(net: Net, x: torch.Tensor) -> torch.Tensor:
+        h = DEEP_DISGUISES[disguise](net.conv1(x).flatten(1), x.flatten(1))
+        logits: torch.Tensor = net.output(h)
+        return logits
+
+    with pytest.raises((NoiseBypassed, CannotTrace)):
+        cut(Net(forward), "conv1", SHAPE)
+
+
+def test_weights_before_and_behind_the_noise_may_be_the_same() -> None:
+    def tied(net: Net, x: torch.Tensor) -> torch.Tensor:
+        h = nn.functional.conv_transpose2d(net.conv1(x), net.conv1.weight, padding=1)
+        logits: torch.Tensor = net.output(h.repeat(1, 4, 1, 1).flatten(1))
+        return logits
+
+    net = Net(tied).eval()
+    pieces = cut(net, "conv1", SHAPE)
+    x = torch.randn(3, *SHAPE)
+    with torch.no_grad():
+        torch.testing.assert_close(pieces.back(pieces.front(x)), net(x))
+
+
+def test_a_branch_on_noisy_data_is_refused_and_by_hand_is_not() -> None:
+    def branch(h: torch.Tensor) -> torch.Tensor:
+        chosen: torch.Tensor = torch.cond(h.sum() > 0, lambda a: 2 * a, lambda a: 3 * a, (h,))
+        return chosen
+
+    def forward(net: Net, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = net.output(branch(net.conv1(x).flatten(1)))
+        return logits
+
+    with pytest.raises(CannotTrace, match=r"torch\.cond .* by hand: PixelDP\(front=…, back=…\)"):
+        cut(Net(forward), "conv1", SHAPE)
+
+
 def twice(net: Net, x: torch.Tensor) -> torch.Tensor:
     logits: torch.Tensor = net.output((net.conv1(x) + net.conv1(2 * x)).flatten(1))
     return logits

@@ -157,6 +157,12 @@ def capture(network: nn.Module, input_shape: Sequence[int]) -> Graph:
         )
     if mutable := [node for node in program.graph.nodes if _mutates(node)]:
         raise CannotTrace(f"the network changes a tensor in place: {describe(mutable[0])}")
+    if any(node.op == "get_attr" for node in program.graph.nodes):  # a graph within the graph
+        raise CannotTrace(
+            "the network decides by its data which operations run (torch.cond and the like), which "
+            "no path can be proved through; give the two parts by hand: "
+            "PixelDP(front=…, back=…), of which only the front is captured"
+        )
     output = next(node for node in program.graph.nodes if node.op == "output")
     results = output.args[0]
     if len(sources) != 1 or not isinstance(results, (list, tuple)) or len(results) != 1:

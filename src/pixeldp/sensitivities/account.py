@@ -189,7 +189,8 @@ def _unchanged(x: torch.Tensor) -> torch.Tensor:
 
 def _by_place(operator: Operator) -> bool:
     if isinstance(operator, Diagonal):
-        return operator.by_channel() is not None
+        image = len(operator.inputs) >= _IMAGE and operator.by_channel() is not None
+        return image or operator.scale.numel() == 1
     return isinstance(operator, Rearranged) and operator.by_place
 
 

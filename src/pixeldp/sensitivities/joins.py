@@ -25,6 +25,8 @@ aten = torch.ops.aten
 _SUMS = {aten.add.Tensor, aten.sub.Tensor}
 _STACKS = {aten.cat.default, aten.stack.default}
 
+_BATCH_OF_IMAGES = 4
+
 SUM = "sum of branches: the bounds together"
 STACK = "branches side by side: the q-norm of the bounds"
 
@@ -46,7 +48,12 @@ def _sum(node: fx.Node, parts: list[fx.Node], values: Mapping[fx.Node, Value]) -
         raise UnsupportedLayer(
             f"{describe(node)} repeats a value to a larger shape; give both the same shape"
         )
-    weight = float(named_arguments(node).get("alpha", 1))
+    alpha = named_arguments(node).get("alpha", 1)
+    if not isinstance(alpha, int | float):
+        raise UnsupportedLayer(
+            f"no proven sensitivity for {describe(node)}, which depends on the number of inputs"
+        )
+    weight = float(alpha)
     weight = -weight if node.target is aten.sub.Tensor else weight
 
     def bounds(found: list[Table]) -> Table:
@@ -84,6 +91,6 @@ def _stack(node: fx.Node, values: Mapping[fx.Node, Value]) -> Value:
     def act(xs: list[torch.Tensor]) -> torch.Tensor:
         return torch.cat(xs, dim) if node.target is aten.cat.default else torch.stack(xs, dim)
 
-    return joined(
-        varying, shape_of(node), tables_of=tables.side_by_side, act=act, by_place=dim % dims == 1
-    )
+    # Places of an image are its last two dimensions; channels are put side by side before them.
+    apart = dim % dims == 1 and dims >= _BATCH_OF_IMAGES
+    return joined(varying, shape_of(node), tables_of=tables.side_by_side, act=act, by_place=apart)

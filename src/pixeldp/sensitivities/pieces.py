@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pixeldp.errors import UnsupportedLayer
+from pixeldp.graphs import describe
 from pixeldp.sensitivities.linear import Operator, Shape
 
 if TYPE_CHECKING:
@@ -33,4 +35,10 @@ def shape_of(node: fx.Node) -> Shape:
     value = node.meta["val"]
     if isinstance(value, (tuple, list)):
         value = value[0]
-    return tuple(int(size) for size in value.shape[1:])
+    sizes = value.shape[1:]
+    if not all(isinstance(size, int) for size in sizes):
+        raise UnsupportedLayer(
+            f"{describe(node)} makes a value whose shape {tuple(sizes)} depends on the number of "
+            "inputs; keep that to the first dimension"
+        )
+    return tuple(sizes)

@@ -32,12 +32,16 @@ aten = torch.ops.aten
 # Pairs of categories that are compared; for more, twice the distance from the mean is taken.
 _CATEGORIES = 4096
 
+_BATCH_OF_IMAGES = 4
+
 
 def piece_of(node: fx.Node, value: fx.Node, constants: Constants) -> Piece:
     """Return the piece of one operation on ``value``, or refuse it by name."""
     _check_rows(node, value)
+    _check_numbers(node)
     if node.target in _MOVING:
         return _moved(node, value, constants)
+    _check_roles(node, value, constants)
     constant = constant_of(node, constants)
     if constant is not None:
         return Nonlinear(
@@ -65,6 +69,31 @@ def _check_rows(node: fx.Node, value: fx.Node) -> None:
         raise UnsupportedLayer(
             f"{describe(node)} moves coordinates between the inputs of a batch, which voids the "
             "bound for each of them; keep the first dimension"
+        )
+
+
+def _check_numbers(node: fx.Node) -> None:
+    """Refuse complex numbers: every rule is about real ones."""
+    made = node.meta["val"]
+    made = made[0] if isinstance(made, (tuple, list)) else made
+    if made.is_complex():
+        raise UnsupportedLayer(
+            f"no proven sensitivity for {describe(node)}: it makes complex numbers; place the "
+            "noise before it"
+        )
+
+
+def _check_roles(node: fx.Node, value: fx.Node, constants: Constants) -> None:
+    """Refuse an operation on ``value`` in another role than its rule is about, as a bias, say."""
+    role = _ROLES.get(node.target, 0)
+    if node.target not in _EITHER_WAY and (len(node.args) <= role or node.args[role] is not value):
+        raise UnsupportedLayer(
+            f"no proven sensitivity for {describe(node)} where a weight or a bias depends on the "
+            "input; place the noise before it"
+        )
+    if any(arg is not value and arg not in constants for arg in node.all_input_nodes):
+        raise UnsupportedLayer(
+            f"no proven sensitivity for {describe(node)}, which depends on the number of inputs"
         )
 
 
@@ -120,6 +149,18 @@ _RESHAPING = {
     aten.view.default,
 }
 
+# Which argument a rule is about, where it is not the first.
+_ROLES: dict[Any, int] = {aten.addmm.default: 1, aten.embedding.default: 1}
+
+# Operations whose rules say themselves what either argument does.
+_EITHER_WAY = {
+    aten.add.Tensor,
+    aten.div.Tensor,
+    aten.mul.Tensor,
+    aten.rsub.Scalar,
+    aten.sub.Tensor,
+}
+
 # Operations that move coordinates to other places, each to at most one, or drop them.
 _MOVING = {*_NAMES_DIMENSIONS, *_KEEPING, *_SPLITTING, *_RESHAPING, operator.getitem}
 
@@ -137,14 +178,23 @@ def _moved(node: fx.Node, value: fx.Node, constants: Constants) -> Rearranged:
         channels = node.target is aten.unsqueeze.default and _along_channels(node, value)
         return Rearranged(before, after, lambda x: x.reshape(len(x), *after), channels)
     held = {arg: constants[arg] for arg in node.all_input_nodes if arg in constants}
+    if len(held) + 1 < len(node.all_input_nodes):
+        raise UnsupportedLayer(
+            f"no proven sensitivity for {describe(node)}, which depends on the number of inputs"
+        )
     channels = _along_channels(node, value)
     return Rearranged(before, after, lambda x: run_node(node, {**held, value: x}), channels)
 
 
 def _along_channels(node: fx.Node, value: fx.Node) -> bool:
-    """Whether an operation picks among the channels of an image and leaves its places alone."""
+    """Whether an operation picks among the channels of an image and leaves its places alone.
+
+    Places are the last two dimensions, so there must be one between them and the batch.
+    """
+    dims = value.meta["val"].dim() + (node.target is aten.unsqueeze.default)
+    if dims < _BATCH_OF_IMAGES:
+        return False
     if node.target in (aten.select.int, aten.slice.Tensor, aten.unsqueeze.default):
-        dims = value.meta["val"].dim() + (node.target is aten.unsqueeze.default)
         return bool(int(named_arguments(node).get("dim", 0)) % dims == 1)
     if node.target is not aten.index.Tensor:
         return False
@@ -201,13 +251,14 @@ def _dense(node: fx.Node, value: fx.Node, constants: Constants) -> Piece:
 
 def _matrix_product(node: fx.Node, value: fx.Node, constants: Constants) -> Piece:
     """``x @ W`` with a constant matrix, also as ``addmm(bias, x, W)``."""
-    factor = node.args[-1]
-    if factor is value or constants[factor].dim() != 2:  # type: ignore[index]
+    factor = constants[node.args[-1]]  # type: ignore[index]
+    if factor.dim() != 2:
         raise UnsupportedLayer(
             f"{describe(node)} is supported for one matrix on the right of the value only; place "
             "the noise before it"
         )
-    return Dense(shape_of(value), shape_of(node), constants[factor].mT)  # type: ignore[index]
+    alpha = float(named_arguments(node).get("alpha", 1))
+    return Dense(shape_of(value), shape_of(node), alpha * factor.mT)
 
 
 def _shifted(node: fx.Node, value: fx.Node, _: Constants) -> Piece:

@@ -38,7 +38,7 @@ clean:
 
 # One environment; each stamp adds what its target needs, and a second run finds the stamp.
 $(VENV)/.ready-demo: EXTRAS := demo
-$(VENV)/.ready-dev:  EXTRAS := demo,dev
+$(VENV)/.ready-dev:  EXTRAS := demo,dev,zoo
 $(VENV)/.ready-docs: EXTRAS := demo,docs
 
 $(VENV)/.ready-%: $(SETUP_INPUTS)

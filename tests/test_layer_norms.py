@@ -189,6 +189,34 @@ def test_wide_zero_padded_convolutions_are_bounded_closely(name: str) -> None:
     assert ratios[2, 2] <= 1.10
 
 
+@st.composite
+def wide(draw: st.DrawFn) -> tuple[nn.Module, Shape]:
+    """A zero-padded convolution of an image that is at least four dilated kernels wide."""
+    axes = draw(st.sampled_from([1, 1, 2]))
+    kind: Any = (nn.Conv1d, nn.Conv2d)[axes - 1]
+    groups = draw(st.integers(1, 2))
+    most = 4 if axes == 1 else 2
+    inputs, outputs = (groups * draw(st.integers(1, most // groups)) for _ in range(2))
+    geometry: dict[str, Any] = draw(geometries(axes))
+    if axes == 2:  # explicit matrices of images grow with the fourth power
+        geometry["kernel_size"] = tuple(draw(st.integers(1, 4)) for _ in range(axes))
+        geometry["dilation"] = tuple(
+            draw(st.integers(1, 2 if k < 3 else 1)) for k in geometry["kernel_size"]
+        )
+    layer = kind(inputs, outputs, groups=groups, **geometry)
+    sides = [4 * reach + draw(st.integers(0, 3)) for reach in extents(layer)]
+    return seeded(layer, draw(st.integers(0, 999))), (inputs, *sides)
+
+
+@settings(max_examples=40)
+@given(case=wide())
+def test_bounds_of_wide_images_are_exact_or_close(case: tuple[nn.Module, Shape]) -> None:
+    ratios = looseness(*case)
+    assert ratios[1, 1] == pytest.approx(1, rel=1e-6)
+    assert ratios[1, 2] == pytest.approx(1, rel=1e-6)
+    assert ratios[2, 2] <= 1.10
+
+
 @pytest.mark.parametrize("mode", ["zeros", "reflect"])
 def test_changed_pixels_move_a_convolution_by_their_worst_pattern(
     mode: Literal["zeros", "reflect"],

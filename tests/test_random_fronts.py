@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pytest
@@ -23,6 +23,11 @@ Bounds = dict[tuple[float, int], float]
 Tensor = torch.Tensor
 
 PAIRS = tuple(itertools.product((1, 2, math.inf), (1, 2)))
+MODES: tuple[Literal["reflect", "replicate", "circular"], ...] = (
+    "reflect",
+    "replicate",
+    "circular",
+)
 SLACK = 1 + 1e-9  # what the attacks themselves round
 
 
@@ -170,7 +175,7 @@ def image_piece(rng: np.random.Generator, shape: Shape) -> nn.Module:
             size,
             stride=step,
             padding=min(1, size - 1),
-            padding_mode=str(rng.choice(["reflect", "replicate", "circular"])),
+            padding_mode=MODES[rng.integers(len(MODES))],
         ),
         lambda: nn.ConvTranspose2d(
             channels, out, size, stride=step, padding=min(pad, size - 1) // 2

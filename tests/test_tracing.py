@@ -322,6 +322,22 @@ def test_a_name_that_cannot_carry_the_noise_is_refused(
         cut(Net(forward), after, SHAPE)
 
 
+def twice_in_a_row(net: Net, x: torch.Tensor) -> torch.Tensor:
+    logits: torch.Tensor = net.output(net.conv2(net.conv2(net.conv1(x))).flatten(1))
+    return logits
+
+
+def test_a_layer_that_is_used_twice_in_a_row_or_by_another_name_is_refused() -> None:
+    with pytest.raises(UnknownLayer, match=r"'conv2' is used 2 times \(as conv2\)"):
+        cut(Net(twice_in_a_row), "conv2", SHAPE)
+    cut(Net(twice_in_a_row), "conv1", SHAPE)
+    layer = nn.Linear(4, 4)
+    chain = nn.Sequential(layer, nn.ReLU(), nn.Sequential(nn.Tanh(), layer))
+    with pytest.raises(UnknownLayer, match=r"'0' is used 2 times \(as 0, 2\.1\)"):
+        cut(chain, "0", (4,))
+    cut(chain, "2", (4,))
+
+
 def depends_on_data(net: Net, x: torch.Tensor) -> torch.Tensor:
     return straight(net, x if bool(x.sum() > 0) else -x)
 

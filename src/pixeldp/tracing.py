@@ -10,7 +10,7 @@ noise, and the network is refused with the names of the operations on that path.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -52,6 +52,7 @@ def cut(network: nn.Module, after: str, input_shape: Sequence[int]) -> Cut:
     find_layer(network, after, argument="after")
     graph = capture(network, input_shape)
     at = _only_exit(graph, after)
+    _check_used_once(graph, network, after)
     _check_nothing_bypasses(graph, at, after)
     check_deterministic(graph, at)
     return Cut(
@@ -87,6 +88,23 @@ def _only_exit(graph: Graph, after: str) -> fx.Node:
             f"the output of the layer {after!r} does not have one row for each input of the batch"
         )
     return exits[0]
+
+
+def _check_used_once(graph: Graph, network: nn.Module, after: str) -> None:
+    """Refuse a layer that is called twice in a row, or again by another name."""
+    layer = network.get_submodule(after)
+    names = {
+        name for name, module in network.named_modules(remove_duplicate=False) if module is layer
+    }
+    stacks: list[dict[str, tuple[str, Any]]] = [
+        node.meta.get("nn_module_stack") or {} for node in graph.nodes
+    ]
+    calls = {call for stack in stacks for call, (name, _) in stack.items() if name in names}
+    if len(calls) > 1:
+        raise UnknownLayer(
+            f"the layer {after!r} is used {len(calls)} times (as {', '.join(sorted(names))}), so "
+            "noise after it is not one noise layer; name a layer that is used once"
+        )
 
 
 def _check_nothing_bypasses(graph: Graph, at: fx.Node, after: str) -> None:

@@ -164,6 +164,7 @@ def convolutional(_shape: Shape) -> nn.Module:
         relu2=nn.ReLU(inplace=True),
         pool2=nn.AvgPool2d(2),
         flatten=nn.Flatten(),
+        dropout=nn.Dropout(0.5),
         output=nn.Linear(512, 10),
     )
 
@@ -176,13 +177,19 @@ def perceptron(shape: Shape) -> nn.Module:
         relu1=nn.ReLU(),
         dense2=nn.Linear(64, 64),
         act2=nn.Tanh(),
+        norm2=nn.LayerNorm(64),
         output=nn.Linear(64, 10),
     )
 
 
 def text_classifier(shape: Shape) -> nn.Module:
     """Return a classifier of texts, given as the count of each word of a vocabulary."""
-    return named(hidden=nn.Linear(shape[0], 64), relu=nn.ReLU(), output=nn.Linear(64, 2))
+    return named(
+        hidden=nn.Linear(shape[0], 64),
+        relu=nn.ReLU(),
+        output=nn.Linear(64, 2),
+        probabilities=nn.Softmax(dim=1),
+    )
 
 
 def behind(first: Callable[[], nn.Module]) -> Callable[[Shape], nn.Module]:
@@ -251,9 +258,12 @@ PLACEMENTS = (
     Placement("CNN", "conv1"),
     Placement("CNN", "pool1"),
     Placement("CNN", "pool2"),
+    Placement("CNN", "output", UnsupportedLayer, "dropout 'dropout' stands before the noise"),
     Placement("MLP", "dense1"),
     Placement("MLP", "act2"),
+    Placement("MLP", "norm2", UnsupportedLayer, r"layer_norm\S* in 'norm2'"),
     Placement("word counts", "hidden"),
+    Placement("word counts", "probabilities", UnsupportedLayer, r"softmax\S* in 'probabilities'"),
     Placement("a layer used twice", "shared", UnknownLayer, "'shared' hands 2 values"),
     Placement("LayerNorm first", "dense", UnsupportedLayer, r"layer_norm\S* in 'first'"),
     Placement("softmax first", "dense", UnsupportedLayer, r"softmax\S* in 'first'"),

@@ -29,6 +29,7 @@ format: $(VENV)/.ready-dev
 
 bench: $(VENV)/.ready-dev             ## ratios against something else in the same run
 	$(BIN)/python benchmarks/sampling.py
+	$(BIN)/python benchmarks/constraints.py
 
 docs: $(VENV)/.ready-docs             ## the documentation, as pages in docs/_build
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build

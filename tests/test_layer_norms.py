@@ -29,12 +29,12 @@ ENUMERABLE = 12
 SLACK = 1 - 1e-12  # the oracles round too
 
 
-def bounds_of(module: nn.Module, shape: Shape) -> Bounds:
+def bounds_of(module: nn.Module, shape: Shape, pairs: tuple[Pair, ...] = PAIRS) -> Bounds:
     """Every pair from one capture, which is nearly all of the time."""
     graph = capture(module, shape)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pixeldp.sensitivities.capture", lambda *_, **__: graph)
-        return {(p, q): sensitivity(module, shape, p=p, q=q) for p, q in PAIRS}
+        return {(p, q): sensitivity(module, shape, p=p, q=q) for p, q in pairs}
 
 
 def matrix_of(module: nn.Module, shape: Shape) -> Matrix:
@@ -81,12 +81,12 @@ def climbed(matrix: Matrix, p: float, q: int) -> float:
     return float((np.linalg.norm(matrix @ vectors, ord=q, axis=0) / sizes).max())
 
 
-def looseness(module: nn.Module, shape: Shape) -> Bounds:
+def looseness(module: nn.Module, shape: Shape, pairs: tuple[Pair, ...] = PAIRS) -> Bounds:
     """Check that no pair of norms is bounded too low, and return how much too high each is."""
     module = module.double().eval()
     matrix = matrix_of(module, shape)
     ratios = {}
-    for (p, q), bound in bounds_of(module, shape).items():
+    for (p, q), bound in bounds_of(module, shape, pairs).items():
         known = reached(matrix, p, q)
         assert bound >= known * SLACK, (p, q, bound, known)
         ratios[p, q] = bound / known if known else 1.0
@@ -211,7 +211,7 @@ def wide(draw: st.DrawFn) -> tuple[nn.Module, Shape]:
 @settings(max_examples=40)
 @given(case=wide())
 def test_bounds_of_wide_images_are_exact_or_close(case: tuple[nn.Module, Shape]) -> None:
-    ratios = looseness(*case)
+    ratios = looseness(*case, pairs=((1, 1), (1, 2), (2, 2)))
     assert ratios[1, 1] == pytest.approx(1, rel=1e-6)
     assert ratios[1, 2] == pytest.approx(1, rel=1e-6)
     assert ratios[2, 2] <= 1.10

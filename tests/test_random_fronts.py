@@ -367,3 +367,76 @@ def test_a_folded_chain_lies_between_its_norm_and_the_product_of_its_parts(name:
     product, bounds = chained(products), bounds_of(front, shape)
     for (p, q), bound in bounds.items():
         assert norm_of(matrix, p, q) / SLACK <= bound <= product[p, q] * SLACK, (p, q)
+
+
+class Normalize(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - 0.45) / torch.tensor([0.1, 0.3, 0.9]).reshape(3, 1, 1)
+
+
+class Turned(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x[:, 2:], x[:, 1:2], x[:, :1]], 1)
+
+
+def scaled(layer: nn.Conv2d, factors: Tensor, *, outputs: bool) -> nn.Conv2d:
+    single = nn.Conv2d(layer.in_channels, layer.out_channels, 3, padding=1)
+    shape = (-1, 1, 1, 1) if outputs else (1, -1, 1, 1)
+    single.weight.data = layer.weight.data * factors.reshape(shape)
+    return single
+
+
+def folded_fronts() -> dict[str, tuple[list[nn.Module], nn.Module]]:
+    """Linear chains whose explicit matrix is too large, and the one layer that each of them is."""
+    torch.manual_seed(0)
+    layer, other, norm = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 2, 2), nn.BatchNorm2d(4)
+    norm.running_var = torch.tensor([0.1, 0.5, 2.0, 8.0])
+    factors = (norm.running_var + norm.eps).rsqrt()
+    # A convolution and one of 2 × 2 after it reach 4 × 4; a pool of 2 × 2 reaches as far.
+    wide, pooled = nn.Conv2d(3, 2, 4, padding=1), nn.Conv2d(3, 4, 4, padding=1, stride=2)
+    wide.weight.data = composed(layer.weight.data, other.weight.data)
+    pooled.weight.data = composed(
+        layer.weight.data, torch.eye(4)[:, :, None, None].expand(-1, -1, 2, 2) / 4
+    )
+    first, second, both = nn.Linear(1728, 9), nn.Linear(9, 1200), nn.Linear(1728, 1200)
+    both.weight.data = second.weight.data @ first.weight.data
+    return {
+        "normalisation before": (
+            [Normalize(), layer],
+            scaled(layer, 1 / torch.tensor([0.1, 0.3, 0.9]), outputs=False),
+        ),
+        "normalisation behind": ([layer, norm], scaled(layer, factors, outputs=True)),
+        "two convolutions": ([layer, other], wide),
+        "a pool": ([layer, nn.AvgPool2d(2)], pooled),
+        "two dense layers": ([nn.Flatten(), first, second], nn.Sequential(nn.Flatten(), both)),
+        "turned channels": ([Turned(), layer], turned(layer)),
+        "flattened in the end": (
+            [Normalize(), layer, nn.Flatten()],
+            scaled(layer, 1 / torch.tensor([0.1, 0.3, 0.9]), outputs=False),
+        ),
+    }
+
+
+def composed(first: Tensor, second: Tensor) -> Tensor:
+    """The kernel of two convolutions, tap by tap."""
+    taps = first.shape[2] + second.shape[2] - 1
+    kernel = torch.zeros(len(second), first.shape[1], taps, taps)
+    for u, v in itertools.product(range(second.shape[2]), repeat=2):
+        part = torch.einsum("om,mihw->oihw", second[:, :, u, v], first)
+        kernel[:, :, u : u + first.shape[2], v : v + first.shape[3]] += part
+    return kernel
+
+
+def turned(layer: nn.Conv2d) -> nn.Conv2d:
+    single = nn.Conv2d(3, 4, 3, padding=1)
+    single.weight.data = layer.weight.data.flip(1)
+    return single
+
+
+@pytest.mark.parametrize("name", folded_fronts())
+def test_a_chain_too_large_for_a_matrix_is_bounded_as_the_one_layer_that_it_is(name: str) -> None:
+    parts, single = folded_fronts()[name]
+    front, shape = nn.Sequential(*parts).eval(), (3, 24, 24)
+    bounds, expected = bounds_of(front, shape), bounds_of(single, shape)
+    for pair in ((1, 1), (1, 2), (2, 2)):
+        assert bounds[pair] == pytest.approx(expected[pair], rel=1e-5), pair

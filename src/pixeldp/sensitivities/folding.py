@@ -8,17 +8,19 @@ formula covers them.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional as F  # noqa: N812 - the usual name
 
+from pixeldp.sensitivities import tables
 from pixeldp.sensitivities.geometry import Convolution
 from pixeldp.sensitivities.linear import (
     Convolved,
     Dense,
     Diagonal,
+    Operator,
     Padded,
     Rearranged,
     Separable,
@@ -27,14 +29,36 @@ from pixeldp.sensitivities.linear import (
 )
 
 if TYPE_CHECKING:
-    from pixeldp.sensitivities.linear import Operator
+    from pixeldp.sensitivities.tables import Table, Wanted
 
 # Folding two convolutions makes a kernel of every input channel with every output channel.
 _KERNEL_SIZE = 2**22
 
 
+@dataclass(frozen=True, eq=False)
+class Chained(Operator):
+    """Two operators of which one only moves coordinates: the other goes on folding behind it."""
+
+    first: Operator
+    then: Operator
+
+    def table(self, wanted: Wanted) -> Table:
+        """Return the best product: to move coordinates makes no difference larger."""
+        return tables.compose(self.first.table(wanted), self.then.table(wanted))
+
+
 def fold(first: Operator, then: Operator) -> Operator | None:
     """Return one operator for two, or None where no formula covers both together."""
+    if isinstance(first, Chained):
+        last = fold(first.then, then)
+        return None if last is None else Chained(first.inputs, then.outputs, first.first, last)
+    folded = _fold(first, then)
+    if folded is None and (isinstance(first, Rearranged) or isinstance(then, Rearranged)):
+        return Chained(first.inputs, then.outputs, first, then)
+    return folded
+
+
+def _fold(first: Operator, then: Operator) -> Operator | None:
     if isinstance(first, Rearranged) and isinstance(then, Rearranged):
         return Rearranged(first.inputs, then.outputs, lambda x: then.apply(first.apply(x)))
     if isinstance(first, Diagonal) or isinstance(then, Diagonal):

@@ -232,6 +232,7 @@ STEEP: dict[str, Callable[[Tensor], Tensor]] = {
     "attention": lambda x: F.scaled_dot_product_attention(
         x[:, :, None], x[:, :, None], x[:, :, None]
     ),
+    "scaled by a number of its own": lambda x: x * x.sum().item(),
     "random": lambda x: x * torch.rand_like(x) * 9,
     "factor of a product": lambda x: torch.addmm(ONE * 0, x, torch.diag(ONE), alpha=3),
     "addend of a product": lambda x: torch.addmm(x, column(x), 0.1 * ONE[None]),
@@ -295,6 +296,19 @@ ROWS: dict[str, Callable[[Tensor], Tensor]] = {
 def test_rows_that_see_each_other_or_their_number_are_refused(name: str) -> None:
     with pytest.raises(PixelDPError):
         sensitivity(Applied(ROWS[name]), (4,))
+
+
+@pytest.mark.parametrize(
+    "front",
+    [
+        lambda x: x * torch.rand(4, dtype=x.dtype),
+        lambda x: F.linear(x, torch.randn(2, 4, dtype=x.dtype)),
+        lambda x: x + torch.empty(4, dtype=x.dtype).uniform_(),
+    ],
+)
+def test_random_weights_have_no_sensitivity(front: Callable[[Tensor], Tensor]) -> None:
+    with pytest.raises(UnsupportedLayer, match="randomness before the noise is not supported"):
+        sensitivity(Applied(front), (4,))
 
 
 @pytest.mark.parametrize(

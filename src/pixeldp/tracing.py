@@ -12,15 +12,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from pixeldp.errors import NoiseBypassed, UnknownLayer, UnsupportedLayer
+from pixeldp.errors import NoiseBypassed, UnknownLayer
 from pixeldp.graphs import Graph, Piece, ancestors, capture, describe, find_layer, runs_within
+from pixeldp.sensitivities import modes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import fx, nn
+
+check_deterministic = modes.check_deterministic
 
 # How many operations of an offending path a message names.
 _NAMED = 4
@@ -124,15 +125,3 @@ def _check_nothing_bypasses(graph: Graph, at: fx.Node, after: str) -> None:
         f"noise after {after!r} would be bypassed: the input reaches the output around it, through "
         f"{named}; place the noise before the paths divide, or on the input (after=None)"
     )
-
-
-def check_deterministic(graph: Graph, at: fx.Node) -> None:
-    """Refuse randomness before the noise."""
-    before = ancestors([at])
-    for node in graph.nodes:
-        tags = getattr(node.target, "tags", ())
-        if node in before and torch.Tag.nondeterministic_seeded in tags:
-            raise UnsupportedLayer(
-                f"randomness before the noise is not supported: {describe(node)}; remove it, or "
-                "place the noise before it"
-            )

@@ -28,7 +28,7 @@ from pixeldp.sensitivities import tables
 from pixeldp.sensitivities.account import Account, Step, Value
 from pixeldp.sensitivities.activations import is_softsign
 from pixeldp.sensitivities.joins import join
-from pixeldp.sensitivities.modes import check_modes
+from pixeldp.sensitivities.modes import check_deterministic, check_modes
 from pixeldp.sensitivities.pieces import Nonlinear, shape_of
 from pixeldp.sensitivities.rules import piece_of
 from pixeldp.sensitivities.tables import Wanted
@@ -108,6 +108,7 @@ def front_account(graph: Graph, network: nn.Module, at: fx.Node, wanted: Wanted)
     path = ancestors([at])
     chain = [node for node in graph.nodes if node in seeing and node in path]
     check_modes(network, chain)
+    check_deterministic(graph, at)
     constants = {
         node: _in_double(value) for node, value in constant_values(graph, network, chain).items()
     }

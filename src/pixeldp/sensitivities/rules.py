@@ -37,8 +37,8 @@ _BATCH_OF_IMAGES = 4
 
 def piece_of(node: fx.Node, value: fx.Node, constants: Constants) -> Piece:
     """Return the piece of one operation on ``value``, or refuse it by name."""
-    _check_rows(node, value)
     _check_numbers(node)
+    _check_rows(node, value)
     if node.target in _MOVING:
         return _moved(node, value, constants)
     _check_roles(node, value, constants)
@@ -73,13 +73,14 @@ def _check_rows(node: fx.Node, value: fx.Node) -> None:
 
 
 def _check_numbers(node: fx.Node) -> None:
-    """Refuse complex numbers: every rule is about real ones."""
+    """Refuse complex and plain numbers: every rule is about tensors of real ones."""
     made = node.meta["val"]
     made = made[0] if isinstance(made, (tuple, list)) else made
-    if made.is_complex():
+    if not isinstance(made, torch.Tensor) or made.is_complex():
+        kind = "complex numbers" if isinstance(made, torch.Tensor) else "a plain number"
         raise UnsupportedLayer(
-            f"no proven sensitivity for {describe(node)}: it makes complex numbers; place the "
-            "noise before it"
+            f"no proven sensitivity for {describe(node)}: it makes {kind}; place the noise before "
+            "it"
         )
 
 

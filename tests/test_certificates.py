@@ -315,7 +315,7 @@ def test_dp_refuses_a_mechanism_it_does_not_know() -> None:
     class Other(Mechanism):
         name: ClassVar[str] = "other"
         q: ClassVar[int] = 2
-        sample = least_after = largest_shift = None  # type: ignore[assignment]
+        fill = least_after = largest_shift = None  # type: ignore[assignment]
 
     with pytest.raises(InvalidArgument, match="certificate='dp' is not available for other noise"):
         certified_radius(0.9, 0.1, Other(scale=1.0, norm=2), certificate="dp")

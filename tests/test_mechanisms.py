@@ -283,8 +283,8 @@ class Uniform(Mechanism_):
     name: ClassVar[str] = "uniform"
     q: ClassVar[int] = 1
 
-    def sample(self, like: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
-        return like.new_empty(like.shape).uniform_(-self.scale, self.scale, generator=generator)
+    def fill(self, out: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+        return out.uniform_(-self.scale, self.scale, generator=generator)
 
     def least_after(self, probability: object, shift: object) -> np.ndarray:
         return np.maximum(np.asarray(probability) - np.asarray(shift) / 2, 0.0)

@@ -7,6 +7,7 @@ from pixeldp.certification import certify
 from pixeldp.errors import PixelDPError
 from pixeldp.mechanisms import Gaussian, Laplace
 from pixeldp.model import PixelDP
+from pixeldp.prediction import predict
 from pixeldp.runs import load
 from pixeldp.sensitivities import sensitivity
 
@@ -20,5 +21,6 @@ __all__ = [
     "certify",
     "confidence_bounds",
     "load",
+    "predict",
     "sensitivity",
 ]

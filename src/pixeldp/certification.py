@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pixeldp._checks import one_of, open_unit, whole
-from pixeldp.bounds import DEFAULT_METHOD, PLANS, Bounds, bounds_for, check_draws
-from pixeldp.bounds.methods import METHODS
-from pixeldp.certificates import CERTIFICATES, certified_radius
+from pixeldp._checks import open_unit
+from pixeldp.bounds import Bounds, Spending, bounds_for
+from pixeldp.certificates import certified_radius
 from pixeldp.errors import InvalidArgument
-from pixeldp.scores import KINDS, Scores
+from pixeldp.scores import Scores
+from pixeldp.tasks import PLANNED, Task, method_for, plan_for, stopping_bound, targets_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
     import torch
 
     from pixeldp.mechanisms import Mechanism
     from pixeldp.model import PixelDP
+    from pixeldp.scores import Stopped
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,9 +86,13 @@ def certify(
     scores: str = "argmax",
     certificate: str = "tight",
     bound: str | None = None,
-    selection: int = 0,
+    target: float | Sequence[float] | None = None,
+    tolerance: float | None = None,
+    seconds: float | None = None,
+    selection: int | None = None,
     plan: str | None = None,
     simultaneous: bool = False,
+    shared_noise: bool = False,
     seed: int | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Certification:
@@ -98,7 +103,8 @@ def certify(
     x:
         ``(batch, ...)``.
     draws:
-        Noisy scores for each input. Too few for this confidence is an error before the first.
+        Noisy scores for each input; the most, where draws are stopped by what they show. Too few
+        for this confidence is an error before the first.
     confidence:
         The probability, for each input, that its certificate holds.
     scores:
@@ -108,15 +114,28 @@ def certify(
     bound:
         ``clopper-pearson`` or ``beta-binomial`` (argmax scores only), ``hoeffding``,
         ``bernstein`` or ``betting``; by default Clopper-Pearson for argmax scores and betting for
-        softmax.
+        softmax. Where draws are stopped, one that allows it: ``planned`` (argmax, with targets),
+        ``beta-binomial`` (argmax) or ``betting``.
+    target:
+        A radius to decide, or several: draw until the radius is known to be at least that, or
+        not likely ever to be. What is certified is the largest target that was reached.
+    tolerance:
+        Draw until the radius can grow by less than this.
+    seconds:
+        A budget for the whole call, spread evenly over the inputs. Every input is looked at once
+        at least.
     selection:
         So many draws more, first, choose the label; then the others only bound it (Cohen et al.
         2019). 0: the label is chosen by the draws that bound it, and alpha is spent on all labels.
+        By default 0, or 64 where draws are stopped, which needs a label chosen beforehand.
     plan:
         With a selection, ``rest`` (bound the label against all others together) or ``all`` (bound
         every label by itself).
     simultaneous:
         Whether all certificates of the batch are to hold together at the stated confidence.
+    shared_noise:
+        Whether one sequence of noise serves all inputs: faster, and each certificate holds at its
+        confidence all the same; but unlucky noise is unlucky for several inputs at once.
     seed:
         For a repeatable result on one machine; drawn from the operating system unless given.
         Whoever can foresee the noise can attack it: leave it out where that matters.
@@ -131,29 +150,39 @@ def certify(
     >>> result = certify(model, torch.tensor([[1.0, 0.0]]), draws=1000, seed=7)
     >>> result.label, bool(result.radius[0] < 1.0)  # 1.0 is this input's true robust radius
     (array([0]), True)
+    >>> stopped = certify(model, torch.tensor([[1.0, 0.0]]), draws=10_000, target=0.5, seed=7)
+    >>> bool(stopped.radius[0] >= 0.5), bool(stopped.scores.draws[0] < 1000)
+    (True, True)
     """
-    from pixeldp.sampling import checked_seed, probe_labels, sample_scores
+    from pixeldp.layouts import block_draws
+    from pixeldp.sampling import draw_all, probe_labels
+    from pixeldp.streams import checked_seed
 
-    one_of("certificate", certificate, CERTIFICATES)
-    method, way = method_for(scores, bound), plan_for(plan, selected=selection > 0)
-    open_unit("confidence", confidence)
-    whole("draws", draws, least=1)
-    whole("selection", selection, least=0)
     model.check_inputs(x)
+    task = Task(
+        draws=draws,
+        confidence=confidence,
+        scores=scores,
+        certificate=certificate,
+        bound=bound,
+        targets=targets_of(target),
+        tolerance=tolerance,
+        seconds=seconds,
+        selection=selection,
+        plan=plan,
+        simultaneous=simultaneous,
+        shared_noise=shared_noise,
+        step=block_draws(x.device),
+    )
     seed = checked_seed(seed)
-    each = 1 - (1 - confidence) / (len(x) if simultaneous else 1)
-    labels = probe_labels(model, x)
-    check_draws(draws, labels=labels, confidence=each, method=method, plan=way)
-    chosen = None
-    if selection:
-        first = sample_scores(model, x, draws=selection, seed=seed, selection=True)
-        chosen = first.totals(scores).argmax(axis=1)
-    sketch = method == "betting" and scores == "softmax"
-    drawn = sample_scores(model, x, draws=draws, seed=seed, sketch=sketch, progress=progress)
+    sensitivity = model.sensitivity
+    task.check_draws(probe_labels(model, x), inputs=len(x))
+    sampling = task.sampling(seed=seed, noise=model.noise, sensitivity=sensitivity, inputs=len(x))
+    done = draw_all(model, x, sampling, progress=progress)
     return certify_scores(
-        replace(drawn, selected=chosen),
+        Scores.of(done, seed=seed, stopped=task.stopped(len(x))),
         noise=model.noise,
-        sensitivity=model.sensitivity,
+        sensitivity=sensitivity,
         confidence=confidence,
         scores=scores,
         certificate=certificate,
@@ -175,16 +204,28 @@ def certify_scores(
     plan: str | None = None,
     simultaneous: bool = False,
 ) -> Certification:
-    """Certify from draws that were made before; the network is not needed."""
-    method, way = method_for(scores, bound), plan_for(plan, selected=drawn.selected is not None)
-    made = bounds_for(
-        drawn.sums_of(scores),
-        confidence=confidence,
-        method=method,
-        plan=way,
-        label=drawn.selected,
-        simultaneous=simultaneous,
-    )
+    """Certify from draws that were made before; the network is not needed.
+
+    Draws that were stopped by what they showed keep the bound that was followed, at the
+    confidence that was asked for then or a lower one; any anytime bound serves at any confidence.
+    Bounds for a fixed number of draws are refused for them.
+    """
+    way = plan_for(plan, selected=drawn.selected is not None)
+    alpha = (1 - open_unit("confidence", confidence)) / (len(drawn.draws) if simultaneous else 1)
+    followed = _followed(drawn, scores=scores, bound=bound, alpha=alpha, plan=way)
+    if followed is None:
+        made = bounds_for(
+            drawn.sums_of(scores),
+            confidence=confidence,
+            method=_method_of(drawn, scores=scores, bound=bound),
+            plan=way,
+            label=drawn.selected,
+            simultaneous=simultaneous,
+        )
+    else:
+        made = _bounds_followed(
+            followed, drawn, alpha=alpha, confidence=confidence, simultaneous=simultaneous
+        )
     label = drawn.totals(scores).argmax(axis=1) if drawn.selected is None else drawn.selected
     rows = np.arange(len(label))
     lower = made.lower[rows, label]
@@ -211,25 +252,48 @@ def certify_scores(
     )
 
 
-def method_for(scores: str, bound: str | None) -> str:
-    """Return the bound to use for that kind of scores; refuse one that does not hold for it."""
-    one_of("scores", scores, KINDS)
-    method = DEFAULT_METHOD[scores] if bound is None else one_of("bound", bound, METHODS)
-    if scores not in METHODS[method].kinds:
-        raise InvalidArgument(
-            f"bound={method!r} counts argmax scores and does not hold for scores={scores!r}; "
-            "take 'betting', 'bernstein' or 'hoeffding', or scores='argmax'"
-        )
-    return method
+def _method_of(drawn: Scores, *, scores: str, bound: str | None) -> str:
+    if drawn.stopped is None:
+        return method_for(scores, bound)
+    return stopping_bound(scores, bound, targets=False)
 
 
-def plan_for(plan: str | None, *, selected: bool) -> str:
-    """Return how alpha is spent: on all labels, unless the label was chosen by other draws."""
-    if plan is None:
-        return "rest" if selected else "union"
-    if (one_of("plan", plan, PLANS) == "union") is selected:
+def _followed(
+    drawn: Scores, *, scores: str, bound: str | None, alpha: float, plan: str
+) -> Stopped | None:
+    """Return the bound that stopped the draws, if it is the one that is asked for."""
+    stopped = drawn.stopped
+    if stopped is None:
+        return None
+    if plan != "rest":
         raise InvalidArgument(
-            f"plan={plan!r} is for labels chosen by {'the same' if selected else 'other'} draws; "
-            f"give selection={'0' if selected else 'a number of draws'} or another plan"
+            f"plan={plan!r} is for a number of draws that was fixed beforehand; these draws were "
+            "stopped by what they showed of one label: take plan='rest'"
         )
-    return plan
+    fits = stopped.kind == scores and stopped.alpha <= alpha * (1 + 1e-12)
+    if bound == PLANNED and not (stopped.bound == PLANNED and fits):
+        raise InvalidArgument(
+            f"bound='planned' holds for what was planned before the draws: {stopped.kind} scores "
+            f"by {stopped.bound!r} at alpha={stopped.alpha:g}, got scores={scores!r} at "
+            f"alpha={alpha:g}; take 'beta-binomial' or 'betting', or draw again"
+        )
+    return stopped if fits and bound in (None, stopped.bound) else None
+
+
+def _bounds_followed(
+    stopped: Stopped, drawn: Scores, *, alpha: float, confidence: float, simultaneous: bool
+) -> Bounds:
+    """Return what was proved while drawing as bounds on all labels."""
+    own = (
+        np.arange(drawn.labels)
+        == (np.zeros(0) if drawn.selected is None else drawn.selected)[:, None]
+    )
+    proved = stopped.proved[:, None]
+    return Bounds(
+        lower=np.where(own, proved, 0.0),
+        upper=np.where(own, 1.0, np.nextafter(1 - proved, 1.0)),
+        confidence=confidence,
+        method=stopped.bound,
+        spending=Spending(alpha=alpha, plan="rest", labels=drawn.labels),
+        simultaneous=simultaneous,
+    )

@@ -344,6 +344,27 @@ class Piece:
         weights = [held[node].to(value.device) for node in self._state]
         return cast("torch.Tensor", self._code(value, *weights))
 
+    def frozen(self) -> nn.Module:
+        """Return the piece as a module that holds the weights of today."""
+        held = live_values(self._graph, self._network)
+        return _Frozen(self._code, [held[node].detach().clone() for node in self._state])
+
+
+class _Frozen(nn.Module):
+    """A piece with its weights, as buffers: nothing to train."""
+
+    def __init__(self, code: fx.GraphModule, weights: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.code = code
+        self._names = [f"weight{number}" for number in range(len(weights))]
+        for name, weight in zip(self._names, weights, strict=True):
+            self.register_buffer(name, weight)
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        """Return the piece's result for a batch of values."""
+        weights = [getattr(self, name) for name in self._names]
+        return cast("torch.Tensor", self.code(value, *weights))
+
 
 def _extract(
     graph: Graph, *, source: fx.Node, result: fx.Node
@@ -365,5 +386,8 @@ def _extract(
             )
         else:
             copies[node] = code.node_copy(node, copies.__getitem__)
+            if node.target is torch.ops.aten.view.default:
+                # The same, for values that lie otherwise in memory than those of the capture.
+                copies[node].target = torch.ops.aten.reshape.default
     code.output(copies[result])
     return state, fx.GraphModule(nn.Module(), code)

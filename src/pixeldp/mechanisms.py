@@ -68,8 +68,12 @@ class Mechanism(ABC):
         attack_norm(self.norm)
 
     @abstractmethod
+    def fill(self, out: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+        """Overwrite ``out`` with noise, and return it; memory that is used again costs less."""
+
     def sample(self, like: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
         """Draw noise of the shape, type and device of ``like``."""
+        return self.fill(like.new_empty(like.shape), generator)
 
     @abstractmethod
     def least_after(self, probability: npt.ArrayLike, shift: npt.ArrayLike) -> Array:
@@ -183,9 +187,9 @@ class Gaussian(Mechanism):
             )
         return epsilon
 
-    def sample(self, like: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+    def fill(self, out: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
         """Draw ``N(0, scale²)`` on every coordinate."""
-        return like.new_empty(like.shape).normal_(0.0, self.scale, generator=generator)
+        return out.normal_(0.0, self.scale, generator=generator)
 
     def least_after(self, probability: npt.ArrayLike, shift: npt.ArrayLike) -> Array:
         """Return ``Φ(Φ⁻¹(p) − r)``."""
@@ -265,15 +269,15 @@ class Laplace(Mechanism):
         """Return the ε of this noise for attacks of that size: ``Δ L / b``."""
         return positive("sensitivity", sensitivity) * positive("size", size) / self.scale
 
-    def sample(self, like: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+    def fill(self, out: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
         """Draw ``exp(−|z|/b) / 2b`` on every coordinate.
 
         As the difference of two exponentials: the inverse of the distribution function, in
         float32, would cut the tails off at about 16 b.
         """
-        first = like.new_empty(like.shape).exponential_(generator=generator)
-        second = like.new_empty(like.shape).exponential_(generator=generator)
-        return first.sub_(second).mul_(self.scale)
+        out.exponential_(generator=generator)
+        other = out.new_empty(out.shape).exponential_(generator=generator)
+        return out.sub_(other).mul_(self.scale)
 
     def least_after(self, probability: npt.ArrayLike, shift: npt.ArrayLike) -> Array:
         """Return the least power, in three pieces of the miss ``a = 1 − p``.

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from pixeldp._checks import one_of
 from pixeldp.errors import InvalidArgument, InvalidInput
 from pixeldp.mechanisms import Mechanism
 from pixeldp.placements import Behind, Between, Halves, OnInput, Placement
+from pixeldp.precisions import PRECISIONS, arithmetic
 from pixeldp.sensitivities.tables import Wanted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from pixeldp.mechanisms import Gaussian, Laplace
     from pixeldp.sensitivities.account import Account
@@ -45,6 +47,9 @@ class PixelDP(nn.Module):
     pixels:
         Whether a 0-norm attack counts pixels, all channels of a place as one change, and not
         single coordinates.
+    precision:
+        ``fp32``, or ``bf16`` for what stands behind the noise: two to three times as fast where
+        the processor has it. It is another classifier, so it is a part of what is certified.
 
     >>> from pixeldp import Gaussian
     >>> network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
@@ -64,6 +69,7 @@ class PixelDP(nn.Module):
         input_shape: Sequence[int] | None = None,
         input_range: tuple[float, float] | None = None,
         pixels: bool = False,
+        precision: str = "fp32",
     ) -> None:
         super().__init__()
         if not isinstance(noise, Mechanism):
@@ -84,6 +90,7 @@ class PixelDP(nn.Module):
         self.input_shape = None if input_shape is None else tuple(int(n) for n in input_shape)
         self.input_range = input_range
         self.pixels = pixels
+        self.precision = one_of("precision", precision, PRECISIONS)
         self._placement: Placement
         if isinstance(self.network, Halves) and front is not None:
             self._placement = Between(self.network, input_shape or ())
@@ -115,12 +122,30 @@ class PixelDP(nn.Module):
         return self._placement.noisy(x, self.noise.sample)
 
     def front(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what the noise is added to, as evaluated: once for each input."""
-        return self._placement.front(x)
+        """Return what the noise is added to, as evaluated: once for each input, in float32."""
+        with arithmetic("fp32", x.device):
+            return self._placement.front(x)
 
     def back(self, value: torch.Tensor) -> torch.Tensor:
-        """Return the logits for noisy values of the front, as evaluated: once for each draw."""
-        return self._placement.back(value)
+        """Return the logits for noisy values of the front, as evaluated: once for each draw.
+
+        In the model's precision; the logits themselves are never shorter than float32.
+        """
+        return self._logits(self._placement.back, value)
+
+    def compiled_back(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Return the back with today's weights, compiled for batches of one size."""
+        compiled = torch.compile(
+            self._placement.frozen_back(), dynamic=False, options={"freezing": True}
+        )
+        return lambda value: self._logits(compiled, value)
+
+    def _logits(
+        self, back: Callable[[torch.Tensor], torch.Tensor], value: torch.Tensor
+    ) -> torch.Tensor:
+        with arithmetic(one_of("precision", self.precision, PRECISIONS), value.device):
+            logits = back(value)
+        return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
 
     def check_inputs(self, x: torch.Tensor) -> None:
         """Refuse a batch that is empty, of the wrong shape, not finite, or out of range."""
@@ -165,7 +190,7 @@ class PixelDP(nn.Module):
 
     def extra_repr(self) -> str:
         """Name the noise and its place."""
-        return f"noise={self.noise}, after={self.after!r}"
+        return f"noise={self.noise}, after={self.after!r}, precision={self.precision!r}"
 
 
 def _whole(

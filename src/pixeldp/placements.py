@@ -7,6 +7,7 @@ paper) is noise behind a layer of the stack.
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -41,6 +42,9 @@ class Placement(Protocol):
     def back(self, value: torch.Tensor) -> torch.Tensor:
         """Return the logits for noisy values, as evaluated."""
 
+    def frozen_back(self) -> nn.Module:
+        """Return the back with today's weights, as a module that is never trained."""
+
     def account(self, wanted: Wanted) -> Account:
         """Return what is proved of the front, on today's weights."""
 
@@ -69,6 +73,10 @@ class OnInput:
         with evaluating(self._network):
             logits: torch.Tensor = self._network(value)
             return logits
+
+    def frozen_back(self) -> nn.Module:
+        """Return a copy of the network."""
+        return _frozen(self._network)
 
     def account(self, wanted: Wanted) -> Account:
         """Return the account of the identity."""
@@ -105,6 +113,10 @@ class Behind:
     def back(self, value: torch.Tensor) -> torch.Tensor:
         """Run the captured part behind the noise."""
         return self._current().back(value)
+
+    def frozen_back(self) -> nn.Module:
+        """Return the captured part behind the noise, with its weights."""
+        return self._current().back.frozen()
 
     def account(self, wanted: Wanted) -> Account:
         """Return the account of the captured front."""
@@ -177,6 +189,10 @@ class Between:
             logits: torch.Tensor = self._halves.back(value)
             return logits
 
+    def frozen_back(self) -> nn.Module:
+        """Return a copy of the back."""
+        return _frozen(self._halves.back)
+
     def account(self, wanted: Wanted) -> Account:
         """Return the account of the captured front."""
         graph, _ = self._current()
@@ -200,6 +216,10 @@ class Between:
             self._graph, self._captured_for = graph, kind
             self._piece = Piece(graph, self._halves.front, source=graph.source, result=graph.result)
         return self._graph, self._piece
+
+
+def _frozen(network: nn.Module) -> nn.Module:
+    return copy.deepcopy(network).eval().requires_grad_(requires_grad=False)
 
 
 def _kind_of(network: nn.Module) -> object:

@@ -1,48 +1,88 @@
-"""Many noisy scores for every input: the Monte Carlo estimate of ``E A(x)`` (§3.4)."""
+"""Many noisy scores for every input: the Monte Carlo estimate of ``E A(x)`` (§3.4).
+
+The front runs once for each input. Its draws come in blocks, and blocks of several inputs go
+through the back together. An input that is done leaves, and the next one takes its place.
+"""
 
 from __future__ import annotations
 
-import secrets
 import time
+from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from pixeldp._checks import whole
-from pixeldp.errors import InvalidArgument, InvalidScores
-from pixeldp.scores import Scores
+from pixeldp._checks import one_of, positive, whole
+from pixeldp.errors import InvalidScores
+from pixeldp.layouts import Layout, back_of, halvings, tried_layout, usable_layout
+from pixeldp.precisions import arithmetic
+from pixeldp.scores import KINDS, Drawn, Scores
 from pixeldp.sketches import sketch_of
+from pixeldp.stopping import Exactly, Rule
+from pixeldp.streams import BOUNDING, SELECTION, Noise, Own, Shared, checked_seed, generator
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from pixeldp.model import PixelDP
 
-# Draws that go through the back at once: more no longer fit in a processor's cache.
-DEFAULT_BATCH = 200
+    Inputs = Callable[[int], torch.Tensor]
 
 # How far a row's logits may move, as a share of their spread, when it stands beside another.
 _SAME = 1e-3
 
-# Marks the stream of an input that its label is chosen from.
-_SELECTION = 1
+# Seconds of work from which on it pays to look for the best layout.
+_WORTH_A_TRIAL = 3.0
 
-_MAX_SEED = 2**63 - 1
-
-
-def fresh_seed() -> int:
-    """Return a seed from the operating system, so that nobody can foresee the noise."""
-    return secrets.randbelow(_MAX_SEED)
+# What betting needs of softmax scores: a sketch of the scores, or of the label's leads.
+SKETCHES = ("scores", "leads")
 
 
-def checked_seed(seed: int | None) -> int:
-    """Return a usable seed: the one that was given, or a fresh one."""
-    if seed is None:
-        return fresh_seed()
-    if isinstance(seed, bool) or not 0 <= seed <= _MAX_SEED:
-        raise InvalidArgument(f"seed must be a whole number in [0, 2**63), got seed={seed!r}")
-    return seed
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """What is drawn, apart from the inputs.
+
+    Attributes
+    ----------
+    rule:
+        How many draws an input takes.
+    seed:
+        Input number i draws its noise from the stream (seed, i).
+    selection:
+        Draws that choose the label first, from a stream of their own; 0 for none.
+    kind:
+        The scores by which the label is chosen.
+    sketch:
+        What a sketch is kept of: ``scores``, ``leads``, or nothing.
+    shared:
+        Whether one sequence of noise serves all inputs.
+    layout:
+        How draws go through the network; found out if it is not given.
+    compiled:
+        Whether to try ``torch.compile`` when it is found out.
+    seconds:
+        A budget for all inputs together, spread evenly; none if it is not given.
+    """
+
+    rule: Rule
+    seed: int
+    selection: int = 0
+    kind: str = "argmax"
+    sketch: str | None = None
+    shared: bool = False
+    layout: Layout | None = None
+    compiled: bool = False
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be."""
+        whole("selection", self.selection, least=0)
+        one_of("scores", self.kind, KINDS)
+        one_of("sketch", self.sketch, (None, *SKETCHES))
+        if self.seconds is not None:
+            positive("seconds", self.seconds)
 
 
 @torch.no_grad()
@@ -52,47 +92,89 @@ def sample_scores(
     *,
     draws: int,
     seed: int | None = None,
-    batch_size: int = DEFAULT_BATCH,
+    batch_size: int | None = None,
     sketch: bool = False,
-    selection: bool = False,
+    shared: bool = False,
     progress: Callable[[int], object] | None = None,
 ) -> Scores:
     """Draw ``draws`` noisy scores for every input of ``x``, argmax and softmax at once.
 
-    The front runs once for all draws of an input. Input number i draws its noise from a stream of
-    its own, derived from ``(seed, i)``, so that its scores do not depend on the inputs beside it;
-    draws for the ``selection`` of labels come from yet another. With ``sketch``, the sketches of
-    the softmax scores are kept, which betting bounds need.
+    Input number i draws its noise from a stream of its own, derived from ``(seed, i)``, so that
+    its scores do not depend on the inputs beside it, unless the noise is ``shared``. With
+    ``sketch``, the sketches of the softmax scores are kept, which betting bounds need.
+    ``batch_size`` is how many draws go through the network at once; left out, it is found out.
     ``progress`` is called with the number of inputs done, after each.
     """
-    draws = whole("draws", draws, least=1)
-    batch_size = whole("batch_size", batch_size, least=1)
-    seed = checked_seed(seed)
     model.check_inputs(x)
-    rows = []
-    for number, one in enumerate(x):
-        began = time.perf_counter()
-        generator = _stream((seed, number, _SELECTION) if selection else (seed, number), x.device)
-        value = model.front(one[None])
-        totals, weights = np.zeros(()), np.zeros(())
-        for size in _batches(draws, batch_size):
-            part, softmax = _scores_of(model, value.expand(size, *value.shape[1:]), generator)
-            totals = totals + part
-            if sketch:
-                weights = weights + sketch_of(softmax.cpu().numpy())
-        rows.append((totals, weights, time.perf_counter() - began))
-        if progress is not None:
-            progress(number + 1)
-    sums = np.stack([totals for totals, _, _ in rows])
-    return Scores(
-        counts=sums[:, 0].astype(np.int64),
-        sums=sums[:, 1],
-        squares=sums[:, 2],
-        draws=np.full(len(rows), draws, dtype=np.int64),
-        seconds=np.array([seconds for _, _, seconds in rows]),
-        seed=seed,
-        sketch=np.stack([weights for _, weights, _ in rows]) if sketch else None,
+    rule, seed = Exactly(whole("draws", draws, least=1)), checked_seed(seed)
+    layout = None
+    if batch_size is not None:
+        layout = usable_layout(model, model.front(x[:1]), batch=batch_size)
+    sampling = Sampling(
+        rule=rule, seed=seed, sketch="scores" if sketch else None, shared=shared, layout=layout
     )
+    return Scores.of(draw_all(model, x, sampling, progress=progress), seed=seed)
+
+
+def draw_all(
+    model: PixelDP,
+    x: torch.Tensor,
+    sampling: Sampling,
+    *,
+    progress: Callable[[int], object] | None = None,
+) -> list[Drawn]:
+    """Draw the scores of every input of a batch; return them in the order of the inputs."""
+    done: list[Drawn] = []
+
+    def keep(drawn: Drawn) -> None:
+        done.append(drawn)
+        if progress is not None:
+            progress(len(done))
+
+    draw(model, x.__getitem__, range(len(x)), sampling, keep)
+    return sorted(done, key=lambda drawn: drawn.number)
+
+
+@torch.no_grad()
+def draw(
+    model: PixelDP,
+    inputs: Inputs,
+    numbers: Sequence[int],
+    sampling: Sampling,
+    keep: Callable[[Drawn], object],
+) -> None:
+    """Draw the scores of the inputs with these numbers; ``keep`` each as soon as it is done.
+
+    ``inputs(number)`` is one input without a batch dimension. What is drawn of an input depends
+    on its number, the seed and the rule, not on the other inputs.
+    """
+    if not len(numbers):
+        return
+    # Around all of it, so that weights are converted to a shorter type only once.
+    with arithmetic(model.precision, inputs(numbers[0]).device):
+        _Sampler(model, inputs, numbers, sampling).run(keep)
+
+
+def layout_for(model: PixelDP, x: torch.Tensor, *, draws: int, compiled: bool = False) -> Layout:
+    """Return the layout for so many draws in all, of inputs like ``x``: tried, if it is worth it.
+
+    The trial takes about a second; what it finds changes the speed and nothing else.
+    """
+    with torch.no_grad(), arithmetic(model.precision, x.device):
+        value = model.front(x[:1])
+        usable = usable_layout(model, value)
+        rows = layout_rows(usable)
+        one = usable.outside(usable.inside(value).repeat((rows, *[1] * (value.dim() - 1))))
+        began = time.perf_counter()
+        _check_logits(model.back(one), rows=rows)
+        if (time.perf_counter() - began) * draws / rows < _WORTH_A_TRIAL and not compiled:
+            return usable
+        return tried_layout(model, value, compiled=compiled)
+
+
+def layout_rows(layout: Layout) -> int:
+    """Return how many draws go through the network at once."""
+    return layout.blocks * layout.draws
 
 
 @torch.no_grad()
@@ -100,22 +182,217 @@ def probe_labels(model: PixelDP, x: torch.Tensor) -> int:
     """Return K, from two draws that also show whether the network treats its rows apart.
 
     Draws share a batch. Were they to influence each other (through batch statistics, say), they
-    would not be independent, and no bound on their mean would hold.
+    would not be independent, and no bound on their mean would hold. The same noise must also give
+    the same logits: a network that is random by itself is no function of what it is given.
     """
     value = model.front(x[:1]).repeat_interleave(2, dim=0)
-    noisy = model.noise.sample(value, _stream((0, 0), x.device)).add_(value)
-    together, alone = model.back(noisy), model.back(noisy[:1])
+    noisy = model.noise.sample(value, generator((0, 0), x.device)).add_(value)
+    together, again, alone = (
+        model.back(noisy.clone()),
+        model.back(noisy.clone()),
+        model.back(noisy[:1].clone()),
+    )
     _check_logits(together, rows=2)
     # Sums may be taken in another order. What is left is compared with the spread of the logits,
     # since that decides the label, however small they are.
     spread = float(alone.max() - alone.min())
-    rounding = 64 * torch.finfo(alone.dtype).eps * float(alone.abs().max())
-    if not float((together[0] - alone[0]).abs().max()) <= _SAME * spread + rounding:
+    eps = torch.finfo(torch.bfloat16 if model.precision == "bf16" else alone.dtype).eps
+    room = _SAME * spread + 64 * eps * float(alone.abs().max())
+    if not float((together - again).abs().max()) <= room:
+        raise InvalidScores(
+            "the network's output changes when the same noisy value is evaluated again; it must "
+            "not be random by itself: remove the randomness behind the noise"
+        )
+    if not float((together[0] - alone[0]).abs().max()) <= room:
         raise InvalidScores(
             "the network's output for one input changes with the inputs beside it, or is random "
             "by itself; it must treat each row of a batch alone when it is evaluated"
         )
     return int(together.shape[1])
+
+
+class _Live:
+    """An input that is being drawn: first to choose its label, then to bound it."""
+
+    def __init__(self, drawn: Drawn, value: torch.Tensor, stages: deque[_Stage]) -> None:
+        self.drawn = drawn
+        self.value = value
+        self.stages = stages
+        self.began = time.perf_counter()
+
+    @property
+    def stage(self) -> _Stage:
+        return self.stages[0]
+
+
+class _Stage:
+    """A part of an input's draws: its noise, the draws handed out, and the next look."""
+
+    def __init__(self, noise: Noise, looks: tuple[int, ...]) -> None:
+        self.noise = noise
+        self.looks = deque(looks)
+        self.block = 0
+        self.handed = 0
+
+    def room(self) -> int:
+        """Return the draws that are left before the next look."""
+        return self.looks[0] - self.handed
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """One block of one input: its first ``draws`` rows count."""
+
+    live: _Live
+    draws: int
+
+
+class _Sampler:
+    def __init__(
+        self, model: PixelDP, inputs: Inputs, numbers: Sequence[int], sampling: Sampling
+    ) -> None:
+        self._model, self._inputs, self._sampling = model, inputs, sampling
+        self._waiting: deque[int] = deque(numbers)
+        self._total = len(numbers)
+        self._begun = 0
+        self._began = time.monotonic()
+        first = inputs(numbers[0])[None]
+        model.check_inputs(first)
+        value = model.front(first)
+        layout = sampling.layout
+        self._layout = layout or layout_for(
+            model, first, draws=self._total * sampling.rule.looks[-1], compiled=sampling.compiled
+        )
+        self._back = back_of(model, self._layout)
+        self._buffer = self._layout.buffer(value)
+        self._shared = Shared(model.noise, sampling.seed, first.device) if sampling.shared else None
+        self._labels: int | None = None
+        self._live: deque[_Live] = deque()
+
+    def run(self, keep: Callable[[Drawn], object]) -> None:
+        """Fill a batch with blocks, evaluate it, count; until all inputs are done."""
+        while cells := self._cells():
+            began = time.perf_counter()
+            counted = self._count(self._evaluate(cells), cells)
+            seconds = (time.perf_counter() - began) / len(cells)
+            for cell in cells:
+                cell.live.drawn.seconds += seconds
+            for live in counted:
+                if self._look(live):
+                    self._live.remove(live)
+                    keep(live.drawn)
+
+    def _cells(self) -> list[_Cell]:
+        """Choose the blocks of the next batch: of the inputs under way, then of new ones."""
+        cells: list[_Cell] = []
+        for live in self._live:
+            self._hand_out(live, cells)
+        while self._waiting and len(cells) < self._layout.blocks:
+            live = self._begin(self._waiting.popleft())
+            self._live.append(live)
+            self._hand_out(live, cells)
+        # Whoever came first is served first, and the others stand in line.
+        self._live.rotate(-1)
+        return cells
+
+    def _hand_out(self, live: _Live, cells: list[_Cell]) -> None:
+        stage = live.stage
+        while len(cells) < self._layout.blocks and stage.room() > 0:
+            draws = min(self._layout.draws, stage.room())
+            place = self._buffer[len(cells)]
+            stage.noise.add(place, self._layout.inside(live.value), stage.block)
+            stage.block += 1
+            stage.handed += draws
+            cells.append(_Cell(live, draws))
+
+    def _begin(self, number: int) -> _Live:
+        began = time.perf_counter()
+        one = self._inputs(number)[None]
+        self._model.check_inputs(one)
+        self._begun += 1
+        if self._labels is None:
+            self._labels = probe_labels(self._model, one)
+        rule, selection = self._sampling.rule, self._sampling.selection
+        stages = deque([_Stage(self._noise(number, BOUNDING, one.device), rule.looks)])
+        if selection:
+            first = _Stage(self._noise(number, SELECTION, one.device), (selection,))
+            stages.appendleft(first)
+        live = _Live(Drawn.nothing(number, self._labels), self._model.front(one), stages)
+        live.drawn.seconds = time.perf_counter() - began
+        return live
+
+    def _noise(self, number: int, purpose: int, device: torch.device) -> Noise:
+        if self._shared is not None:
+            return self._shared.purpose(purpose)
+        return Own(self._model.noise, self._sampling.seed, number, purpose, device)
+
+    def _evaluate(self, cells: list[_Cell]) -> torch.Tensor:
+        """Return the logits of the blocks; the batch is as small as it can be in whole powers."""
+        sizes = halvings(self._layout.blocks)[: 1 if self._layout.compiled else None]
+        blocks = min(size for size in sizes if size >= len(cells))
+        # What is left in unused places is computed and not counted.
+        used = self._buffer[:blocks]
+        if len(cells) < blocks:
+            used[len(cells) :].zero_()
+        logits = self._back(self._layout.outside(used.flatten(0, 1)))
+        _check_logits(logits, rows=blocks * self._layout.draws)
+        if logits.shape[1] != self._labels:
+            raise InvalidScores(
+                f"the network returned {logits.shape[1]} scores for a draw, and {self._labels} "
+                "before; the number of labels must not change"
+            )
+        return logits
+
+    def _count(self, logits: torch.Tensor, cells: list[_Cell]) -> list[_Live]:
+        """Add up the scores of every block; return the inputs that have reached a look."""
+        draws, labels = self._layout.draws, logits.shape[1]
+        # MPS has no float64; there the exponentials are float32.
+        wide = logits if logits.device.type == "mps" else logits.double()
+        softmax = wide.softmax(dim=1).cpu().double().numpy().reshape(-1, draws, labels)
+        top = logits.argmax(dim=1).cpu().numpy().reshape(-1, draws)
+        reached: dict[int, _Live] = {}
+        for number, cell in enumerate(cells):
+            drawn, scores = cell.live.drawn, softmax[number, : cell.draws]
+            drawn.counts += np.bincount(top[number, : cell.draws], minlength=labels)
+            drawn.sums += scores.sum(axis=0)
+            drawn.squares += np.square(scores).sum(axis=0)
+            drawn.draws += cell.draws
+            if self._sampling.sketch is not None and len(cell.live.stages) == 1:
+                weights = sketch_of(self._sketched(scores, drawn.label))
+                drawn.sketch = weights if drawn.sketch is None else drawn.sketch + weights
+            if drawn.draws == cell.live.stage.looks[0]:
+                reached[id(cell.live)] = cell.live
+        return list(reached.values())
+
+    def _sketched(self, scores: np.ndarray, label: int | None) -> np.ndarray:
+        if self._sampling.sketch == "leads":
+            leads = (1 + scores[:, np.array([label])] - scores) / 2
+            return np.asarray(np.clip(leads, 0.0, 1.0))
+        return scores
+
+    def _look(self, live: _Live) -> bool:
+        """Ask the rule at a look; return whether the input is done."""
+        drawn = live.drawn
+        if len(live.stages) > 1:  # these draws chose the label, and do nothing else
+            live.stages.popleft()
+            totals = drawn.counts if self._sampling.kind == "argmax" else drawn.sums
+            fresh = Drawn.nothing(drawn.number, len(totals), label=int(totals.argmax()))
+            fresh.seconds = drawn.seconds
+            live.drawn = fresh
+            return False
+        rule = self._sampling.rule
+        live.stage.looks.popleft()
+        if live.stage.looks and not rule.done(drawn) and not self._late():
+            return False
+        rule.settle(drawn)
+        return True
+
+    def _late(self) -> bool:
+        """Whether the inputs that were begun have had their share of the seconds."""
+        budget = self._sampling.seconds
+        if budget is None:
+            return False
+        return time.monotonic() - self._began > budget * self._begun / self._total
 
 
 def _check_logits(logits: torch.Tensor, *, rows: int) -> None:
@@ -129,28 +406,3 @@ def _check_logits(logits: torch.Tensor, *, rows: int) -> None:
             "the network returned NaN or infinity under noise; its scores would mean nothing: "
             "check its weights and the scale of its input"
         )
-
-
-def _scores_of(
-    model: PixelDP, value: torch.Tensor, generator: torch.Generator
-) -> tuple[np.ndarray, torch.Tensor]:
-    """Return one batch's argmax counts, softmax sums and sums of squares; and its softmax."""
-    # In place: a fresh tensor of this size costs as much as the network.
-    logits = model.back(model.noise.sample(value, generator).add_(value))
-    _check_logits(logits, rows=value.shape[0])
-    labels = logits.shape[1]
-    softmax = logits.double().softmax(dim=1)
-    counts = torch.bincount(logits.argmax(dim=1), minlength=labels).double()
-    stacked = torch.stack([counts, softmax.sum(dim=0), softmax.square().sum(dim=0)])
-    array: np.ndarray = stacked.cpu().numpy()
-    return array, softmax
-
-
-def _batches(draws: int, batch_size: int) -> list[int]:
-    full, rest = divmod(draws, batch_size)
-    return [batch_size] * full + ([rest] if rest else [])
-
-
-def _stream(words_of_seed: tuple[int, ...], device: torch.device) -> torch.Generator:
-    words = np.random.SeedSequence(words_of_seed).generate_state(1, np.uint64)
-    return torch.Generator(device=device).manual_seed(int(words[0] >> np.uint64(1)))

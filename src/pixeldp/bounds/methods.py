@@ -5,6 +5,7 @@ The level pays for one side, or for both together.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 # Relative error of the incomplete beta inverse and of sums, with room; bounds move outwards by it.
 _SLACK = 1e-12
+
+# More than any finite log-likelihood of one draw.
+_FAR = 1e4
 
 
 def hoeffding(sums: Sums, level: float, *, two_sided: bool) -> tuple[Array, Array]:
@@ -71,23 +75,54 @@ def beta_binomial(sums: Sums, level: float, *, two_sided: bool) -> tuple[Array, 
     Mixing the likelihood over p with the uniform prior makes ``B(1 + c, 1 + n − c) / (p^c
     (1 − p)^{n−c})`` a martingale under p; by Ville's inequality it ever exceeds ``1/level`` with
     probability at most ``level``, for both sides together. What p leaves is an interval.
+    For one side the prior is uniform above p alone, which refutes sooner: see ``log_evidence``.
     """
-    del two_sided  # the two sides share the level in any case
     _check_binary(sums, "beta-binomial")
     counts, draws = np.broadcast_arrays(sums.totals, sums.draws)
     misses = draws - counts
-    # The least log-likelihood that p may have and stay.
-    least = special.betaln(1 + counts, 1 + misses) + math.log(level)
-    room = _SLACK * (1 + np.abs(least))
-
-    def excluded(p: Array) -> npt.NDArray[np.bool_]:
-        likelihood = special.xlogy(counts, p) + special.xlog1py(misses, -p)
-        return np.asarray(likelihood < least - room)
-
     mean = counts / draws
-    lower = last_holding(excluded, np.zeros_like(mean), mean)
-    miss = last_holding(lambda q: excluded(1 - q), np.zeros_like(mean), 1 - mean)
+    if two_sided:
+        # The least log-likelihood that p may have and stay.
+        least = special.betaln(1 + counts, 1 + misses) + math.log(level)
+        room = _SLACK * (1 + np.abs(least))
+
+        def excluded(p: Array) -> npt.NDArray[np.bool_]:
+            likelihood = special.xlogy(counts, p) + special.xlog1py(misses, -p)
+            return np.asarray(likelihood < least - room)
+
+        lower = last_holding(excluded, np.zeros_like(mean), mean)
+        miss = last_holding(lambda q: excluded(1 - q), np.zeros_like(mean), 1 - mean)
+    else:
+        lower, miss = (
+            last_holding(functools.partial(refuted, c, draws, level=level), np.zeros_like(c), top)
+            for c, top in ((counts, mean), (misses, 1 - mean))
+        )
     return np.where(counts > 0, lower, 0.0), np.where(misses > 0, 1 - miss, 1.0)
+
+
+def refuted(counts: Array, draws: Array, p: Array, *, level: float) -> npt.NDArray[np.bool_]:
+    """Whether so many successes refute "the expectation is at most p", at every n at once."""
+    evidence = log_evidence(counts, draws, p)
+    room = _SLACK * (draws + np.minimum(np.abs(evidence), draws * _FAR))
+    return np.asarray(evidence > -math.log(level) + room)
+
+
+def log_evidence(counts: Array, draws: Array, p: Array) -> Array:
+    """Return the logarithm of the evidence of c in n draws that their expectation exceeds p.
+
+    ``M_n = ∫_0^1 (1 + u (1/p − 1))^c (1 − u)^{n−c} du``: the likelihood ratio of ``q = p +
+    u (1 − p)`` to p, over q uniform above p. For each q it is a supermartingale under every
+    expectation of at most p, and so is their mean; by Ville's inequality it ever reaches
+    ``1/level`` with probability at most ``level``. It falls as p grows. In closed form it is
+    ``B(1 + c, 1 + n − c) (1 − I_p(1 + c, 1 + n − c)) / ((1 − p) p^c (1 − p)^{n−c})``.
+    """
+    misses = draws - counts
+    with np.errstate(divide="ignore"):
+        above = np.log(special.betaincc(1 + counts, 1 + misses, p))
+    likelihood = special.xlogy(counts, p) + special.xlog1py(misses + 1, -p)
+    with np.errstate(invalid="ignore"):  # p = 1, where nothing lies above
+        evidence = special.betaln(1 + counts, 1 + misses) + above - likelihood
+    return np.where(np.isneginf(above), -np.inf, evidence)
 
 
 def betting(sums: Sums, level: float, *, two_sided: bool) -> tuple[Array, Array]:
@@ -122,18 +157,27 @@ _ROWS = 256
 _BET_HALVINGS = 39
 
 
+def log_capital(weights: Array, m: Array) -> Array:
+    """Return, for each row of a sketch, the logarithm of the capital of bets against a mean of m.
+
+    Under any mean of at most m the capital is a supermartingale that starts at 1.
+    """
+    with np.errstate(divide="ignore", over="ignore"):
+        ratio = PLACES / np.maximum(m, 1e-300)[:, None] - 1
+    logs = np.stack(
+        [(weights * np.log1p(fraction * ratio)).sum(axis=-1) for fraction in _FRACTIONS]
+    )
+    return np.asarray(special.logsumexp(logs, axis=0) - math.log(len(_FRACTIONS)))
+
+
 def _out_bet(weights: Array, beta: float) -> Array:
     """Return, for each row of a sketch, the largest m against which the capital reached 1/beta."""
     mean = (weights @ PLACES) / weights.sum(axis=-1)
-    goal = math.log(len(_FRACTIONS) / beta)
+    goal = -math.log(beta)
 
     def excluded(m: Array) -> npt.NDArray[np.bool_]:
-        with np.errstate(divide="ignore", over="ignore"):
-            ratio = PLACES / np.maximum(m, 1e-300)[:, None] - 1
-        logs = np.stack(
-            [(weights * np.log1p(fraction * ratio)).sum(axis=-1) for fraction in _FRACTIONS]
-        )
-        return np.asarray(special.logsumexp(logs, axis=0) > goal + _SLACK * (1 + np.abs(goal)))
+        room = _SLACK * (1 + goal + math.log(len(_FRACTIONS)))
+        return np.asarray(log_capital(weights, m) > goal + room)
 
     return last_holding(excluded, np.zeros_like(mean), mean, _BET_HALVINGS) * (1 - _SLACK)
 

@@ -1,0 +1,114 @@
+"""Where noise comes from: streams of random numbers, named by whole numbers.
+
+Noise is drawn in blocks of a fixed number of draws. What a block holds depends on the seed and on
+the block alone, not on how many blocks go through the network together, or on which machine of
+several does it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+
+from pixeldp.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from pixeldp.mechanisms import Mechanism
+
+_MAX_SEED = 2**63 - 1
+
+# The streams of one seed: the draws that bound an input, those that choose its label, and the
+# same two where all inputs share them.
+BOUNDING, SELECTION = 0, 1
+_SHARED = 2
+
+# Shared blocks that are kept to be used again by the next inputs.
+_KEPT_BYTES = 128 * 2**20
+
+
+def fresh_seed() -> int:
+    """Return a seed from the operating system, so that nobody can foresee the noise."""
+    return secrets.randbelow(_MAX_SEED)
+
+
+def checked_seed(seed: int | None) -> int:
+    """Return a usable seed: the one that was given, or a fresh one."""
+    if seed is None:
+        return fresh_seed()
+    if isinstance(seed, bool) or seed != int(seed) or not 0 <= seed <= _MAX_SEED:
+        raise InvalidArgument(f"seed must be a whole number in [0, 2**63), got seed={seed!r}")
+    return int(seed)
+
+
+def generator(words_of_seed: tuple[int, ...], device: torch.device) -> torch.Generator:
+    """Return the generator of the stream with that name."""
+    words = np.random.SeedSequence(words_of_seed).generate_state(1, np.uint64)
+    return torch.Generator(device=device).manual_seed(int(words[0] >> np.uint64(1)))
+
+
+class Noise(Protocol):
+    """Adds the noise of an input's blocks, which are asked for in their order."""
+
+    def add(self, out: torch.Tensor, value: torch.Tensor, block: int) -> None:
+        """Overwrite ``out`` with ``value`` plus the noise of that block."""
+
+
+class Own:
+    """Noise of one input's own, independent of that of all others."""
+
+    def __init__(
+        self, mechanism: Mechanism, seed: int, number: int, purpose: int, device: torch.device
+    ) -> None:
+        self._mechanism = mechanism
+        self._generator = generator((seed, number, purpose), device)
+
+    def add(self, out: torch.Tensor, value: torch.Tensor, block: int) -> None:
+        """Draw the next block; ``block`` is its number."""
+        del block  # a stream is read from its beginning
+        self._mechanism.fill(out, self._generator).add_(value)
+
+
+class Shared:
+    """One sequence of noise for all inputs: each input's guarantee holds by itself all the same.
+
+    What is lost is independence between inputs: unlucky noise is unlucky for several at once.
+    """
+
+    def __init__(self, mechanism: Mechanism, seed: int, device: torch.device) -> None:
+        self._mechanism = mechanism
+        self._seed = seed
+        self._device = device
+        self._kept: OrderedDict[tuple[int, int], torch.Tensor] = OrderedDict()
+        self._bytes = 0
+
+    def purpose(self, purpose: int) -> _SharedFor:
+        """Return the noise for one purpose."""
+        return _SharedFor(self, purpose)
+
+    def block(self, like: torch.Tensor, purpose: int, block: int) -> torch.Tensor:
+        """Return the noise of a block, from memory if it was asked for not long ago."""
+        key = (purpose, block)
+        found = self._kept.pop(key, None)
+        if found is None:
+            source = generator((self._seed, _SHARED, purpose, block), self._device)
+            found = self._mechanism.fill(torch.empty_like(like), source)
+            self._bytes += found.nbytes
+        self._kept[key] = found
+        while self._bytes > _KEPT_BYTES and len(self._kept) > 1:
+            _, oldest = self._kept.popitem(last=False)
+            self._bytes -= oldest.nbytes
+        return found
+
+
+class _SharedFor:
+    def __init__(self, shared: Shared, purpose: int) -> None:
+        self._shared = shared
+        self._purpose = purpose
+
+    def add(self, out: torch.Tensor, value: torch.Tensor, block: int) -> None:
+        """Add the shared noise of that block."""
+        torch.add(self._shared.block(out, self._purpose, block), value, out=out)

@@ -35,6 +35,7 @@ ORDER = (
     "scores",
     "stopping",
     "streams",
+    "probing",
     "layouts",
     "sampling",
     "certificates",

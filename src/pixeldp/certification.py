@@ -155,7 +155,8 @@ def certify(
     (True, True)
     """
     from pixeldp.layouts import block_draws
-    from pixeldp.sampling import draw_all, probe_labels
+    from pixeldp.probing import probe_labels
+    from pixeldp.sampling import draw_all
     from pixeldp.streams import checked_seed
 
     model.check_inputs(x)

@@ -18,10 +18,11 @@ from pixeldp._checks import one_of, positive, whole
 from pixeldp.errors import InvalidScores
 from pixeldp.layouts import Layout, back_of, halvings, tried_layout, usable_layout
 from pixeldp.precisions import arithmetic
+from pixeldp.probing import check_logits, probe_labels
 from pixeldp.scores import KINDS, Drawn, Scores
 from pixeldp.sketches import sketch_of
 from pixeldp.stopping import Exactly, Rule
-from pixeldp.streams import BOUNDING, SELECTION, Noise, Own, Shared, checked_seed, generator
+from pixeldp.streams import BOUNDING, SELECTION, Noise, Own, Shared, checked_seed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
     from pixeldp.model import PixelDP
 
     Inputs = Callable[[int], torch.Tensor]
-
-# How far a row's logits may move, as a share of their spread, when it stands beside another.
-_SAME = 1e-3
 
 # Seconds of work from which on it pays to look for the best layout.
 _WORTH_A_TRIAL = 3.0
@@ -166,7 +164,7 @@ def layout_for(model: PixelDP, x: torch.Tensor, *, draws: int, compiled: bool = 
         rows = layout_rows(usable)
         one = usable.outside(usable.inside(value).repeat((rows, *[1] * (value.dim() - 1))))
         began = time.perf_counter()
-        _check_logits(model.back(one), rows=rows)
+        check_logits(model.back(one), rows=rows)
         if (time.perf_counter() - began) * draws / rows < _WORTH_A_TRIAL and not compiled:
             return usable
         return tried_layout(model, value, compiled=compiled)
@@ -175,40 +173,6 @@ def layout_for(model: PixelDP, x: torch.Tensor, *, draws: int, compiled: bool = 
 def layout_rows(layout: Layout) -> int:
     """Return how many draws go through the network at once."""
     return layout.blocks * layout.draws
-
-
-@torch.no_grad()
-def probe_labels(model: PixelDP, x: torch.Tensor) -> int:
-    """Return K, from two draws that also show whether the network treats its rows apart.
-
-    Draws share a batch. Were they to influence each other (through batch statistics, say), they
-    would not be independent, and no bound on their mean would hold. The same noise must also give
-    the same logits: a network that is random by itself is no function of what it is given.
-    """
-    value = model.front(x[:1]).repeat_interleave(2, dim=0)
-    noisy = model.noise.sample(value, generator((0, 0), x.device)).add_(value)
-    together, again, alone = (
-        model.back(noisy.clone()),
-        model.back(noisy.clone()),
-        model.back(noisy[:1].clone()),
-    )
-    _check_logits(together, rows=2)
-    # Sums may be taken in another order. What is left is compared with the spread of the logits,
-    # since that decides the label, however small they are.
-    spread = float(alone.max() - alone.min())
-    eps = torch.finfo(torch.bfloat16 if model.precision == "bf16" else alone.dtype).eps
-    room = _SAME * spread + 64 * eps * float(alone.abs().max())
-    if not float((together - again).abs().max()) <= room:
-        raise InvalidScores(
-            "the network's output changes when the same noisy value is evaluated again; it must "
-            "not be random by itself: remove the randomness behind the noise"
-        )
-    if not float((together[0] - alone[0]).abs().max()) <= room:
-        raise InvalidScores(
-            "the network's output for one input changes with the inputs beside it, or is random "
-            "by itself; it must treat each row of a batch alone when it is evaluated"
-        )
-    return int(together.shape[1])
 
 
 class _Live:
@@ -335,7 +299,7 @@ class _Sampler:
         if len(cells) < blocks:
             used[len(cells) :].zero_()
         logits = self._back(self._layout.outside(used.flatten(0, 1)))
-        _check_logits(logits, rows=blocks * self._layout.draws)
+        check_logits(logits, rows=blocks * self._layout.draws)
         if logits.shape[1] != self._labels:
             raise InvalidScores(
                 f"the network returned {logits.shape[1]} scores for a draw, and {self._labels} "
@@ -393,16 +357,3 @@ class _Sampler:
         if budget is None:
             return False
         return time.monotonic() - self._began > budget * self._begun / self._total
-
-
-def _check_logits(logits: torch.Tensor, *, rows: int) -> None:
-    if logits.dim() != 2 or logits.shape[0] != rows or logits.shape[1] < 2:
-        raise InvalidScores(
-            "the network must return one row of at least two logits for each input, got shape "
-            f"{tuple(logits.shape)} for {rows} inputs"
-        )
-    if not torch.isfinite(logits).all():
-        raise InvalidScores(
-            "the network returned NaN or infinity under noise; its scores would mean nothing: "
-            "check its weights and the scale of its input"
-        )

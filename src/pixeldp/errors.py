@@ -20,6 +20,8 @@
     │   ├── RunTooNew            written by a newer version
     │   ├── RunCorrupt           its files do not belong together, or cannot be read
     │   ├── RunExists            it is there already and would be overwritten
+    │   ├── RunUnfinished        it holds draws of another certification that is not finished
+    │   ├── RunBusy              another process is working on it
     │   └── RunInaccessible      the disk is full, or the folder may not be read or written
     └── MissingExtra             an optional part is not installed
 
@@ -102,6 +104,14 @@ class RunCorrupt(RunError):
 
 class RunExists(RunError):
     """A run is there already and was not to be overwritten."""
+
+
+class RunUnfinished(RunError):
+    """Draws of another certification lie in the run, and would be lost or mixed with others."""
+
+
+class RunBusy(RunError):
+    """Another process is working on the run."""
 
 
 class RunInaccessible(RunError):

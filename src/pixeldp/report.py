@@ -48,6 +48,8 @@ class Results:
     input_range: tuple[float, float]
     placement: str
     title: str
+    targets: tuple[float, ...] = ()
+    arithmetic: str = "fp32"
 
     @property
     def norm(self) -> str:
@@ -59,13 +61,19 @@ class Results:
         return {name: self.certification.with_certificate(name) for name in CERTIFICATES}
 
     def thresholds(self) -> Array:
-        """The attack sizes of the table, in the input's units."""
+        """The attack sizes of the table, in the input's units: the targets, where there are."""
+        if self.targets:
+            return np.array([0.0, *(target for target in self.targets if target > 0)])
         scale = self.certification.noise.scale / self.certification.sensitivity
         return np.array([float(f"{fraction * scale:.3g}") for fraction in _FRACTIONS])
 
     def test_size(self) -> float:
-        """The attack size that the pictures of scores show: half a noise scale, as in the table."""
-        return float(self.thresholds()[_FRACTIONS.index(0.5)])
+        """The attack size that the pictures of scores show: one of the middle of the table."""
+        return float(self.thresholds()[self.middle()])
+
+    def middle(self) -> int:
+        """The place of ``test_size`` in the table: half a noise scale, or the middle target."""
+        return len(self.thresholds()) // 2 if self.targets else _FRACTIONS.index(0.5)
 
     def accuracy(self) -> float:
         """Conventional accuracy."""
@@ -132,8 +140,9 @@ class Results:
                 _PLANS[made.bounds.spending.plan],
             ),
             ("conventional accuracy", f"{_percent(self.accuracy())} ({_interval(self)})"),
-            ("draws a prediction", f"{round(float(made.scores.draws.mean()))}"),
+            ("draws a prediction", _draws(made)),
             ("seconds a prediction", f"{seconds.mean():.3g}"),
+            ("precision", self.arithmetic),
             ("images", f"{len(self.labels)}, {int(made.abstained.sum())} abstained"),
             ("seed", f"{made.scores.seed}"),
         ]
@@ -144,6 +153,14 @@ _PLANS = {
     "rest": "label chosen first, against the rest",
     "all": "label chosen first, all labels bounded",
 }
+
+
+def _draws(made: Certification) -> str:
+    draws = made.scores.draws
+    if draws.min() == draws.max():
+        return f"{draws[0]}"
+    middle = f"half of them at most {np.median(draws):.0f}"
+    return f"{draws.mean():.0f} on average, {middle}, all at most {draws.max()}"
 
 
 def _each(made: Certification) -> str:
@@ -188,8 +205,7 @@ def gallery(results: Results) -> list[int]:
 
 
 def _headline(results: Results) -> str:
-    middle = _FRACTIONS.index(0.5)
-    size = results.test_size()
+    middle, size = results.middle(), results.test_size()
     shares = {name: values[middle] for name, values in results.certified().items()}
     return (
         f"<p class='lead'>Of {len(results.labels)} test images, "

@@ -5,7 +5,8 @@
     config.json        everything needed to rebuild the network, with a version
     model.safetensors  its weights
     train.jsonl        one line an epoch
-    scores/            sums over draws for each input, from which anything is certified again
+    scores/            sums over draws for each input, from which anything is certified again;
+                       ``drawing`` tells what else lies there while they are made
     certificates.json  how the certificates were made
     certificates.tsv   the certificates, one line an input
     report.html, plots/
@@ -49,7 +50,7 @@ from pixeldp.errors import (
 from pixeldp.mechanisms import MECHANISMS, Gaussian, Laplace
 from pixeldp.model import PixelDP
 from pixeldp.networks import build_network
-from pixeldp.scores import Scores
+from pixeldp.scores import Scores, Stopped
 from pixeldp.training import Recipe
 
 if TYPE_CHECKING:
@@ -65,10 +66,12 @@ TRAINING_LOG = "train.jsonl"
 SCORES = "scores/test.safetensors"
 CERTIFICATES = "certificates.tsv"
 SETTINGS = "certificates.json"
+PLAN = "scores/plan.json"
+LOCK = "scores/lock"
 REPORT = "report.html"
 CURVE = "plots/certified_accuracy.png"
 _SCORE_ARRAYS = ("counts", "sums", "squares", "draws", "seconds", "sketch", "selected")
-_OWN_FILES = (CONFIG, WEIGHTS, TRAINING_LOG, SCORES, CERTIFICATES, SETTINGS, REPORT, CURVE)
+_OWN_FILES = (CONFIG, WEIGHTS, TRAINING_LOG, SCORES, CERTIFICATES, SETTINGS, PLAN, REPORT, CURVE)
 
 
 class _Record(BaseModel):
@@ -150,6 +153,12 @@ class CertificationSettings(_Record):
     images: int
     draws: int
     seed: int
+    targets: tuple[float, ...] = ()
+    tolerance: float | None = None
+    seconds: float | None = None
+    shared_noise: bool = False
+    precision: str = "fp32"
+    device: str = "cpu"
 
 
 def load(folder: str | os.PathLike[str]) -> PixelDP:
@@ -195,7 +204,7 @@ def read_config(folder: str | os.PathLike[str]) -> RunConfig:
                 "train it again with --overwrite"
             )
         raise NotARun(f"{str(folder)!r} is not a run folder: it has no {CONFIG}")
-    data = _json_object(path)
+    data = json_object(path)
     if data.get("format") != "pixeldp-run":
         raise NotARun(f"{str(path)!r} is not the configuration of a run")
     version = data.get("version")
@@ -214,10 +223,11 @@ def begin(folder: str | os.PathLike[str], *, overwrite: bool) -> Path:
         if root.exists():
             _check_may_write(root, overwrite=overwrite)
             # The configuration first: without it the rest is known to be unfinished.
-            remove(root, *_OWN_FILES)
+            journals = [str(path.relative_to(root)) for path in root.glob("scores/journal-*")]
+            remove(root, *_OWN_FILES, *journals)
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _cannot("write to", root, error) from error
+        raise cannot("write to", root, error) from error
     return root
 
 
@@ -260,7 +270,7 @@ def remove(folder: Path, *names: str) -> None:
         for name in names:
             (folder / name).unlink(missing_ok=True)
     except OSError as error:
-        raise _cannot("write to", folder, error) from error
+        raise cannot("write to", folder, error) from error
 
 
 def append_log(folder: Path, entry: dict[str, Any]) -> None:
@@ -270,16 +280,25 @@ def append_log(folder: Path, entry: dict[str, Any]) -> None:
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
     except OSError as error:
-        raise _cannot("write", path, error) from error
+        raise cannot("write", path, error) from error
 
 
-def write_scores(folder: Path, config: RunConfig, scores: Scores) -> None:
-    """Keep the sums over draws, with what they were drawn from."""
+def write_scores(folder: Path, config: RunConfig, scores: Scores, *, plan: str = "") -> None:
+    """Keep the sums over draws, with what they were drawn from, and by which plan."""
     arrays = {name: array for name in _SCORE_ARRAYS if (array := getattr(scores, name)) is not None}
+    metadata = {
+        "seed": str(scores.seed),
+        "weights_sha256": config.weights_sha256,
+        "plan": plan,
+    }
+    if scores.stopped is not None:
+        how = scores.stopped
+        arrays["proved"] = how.proved
+        metadata["stopped"] = json.dumps([how.bound, how.kind, how.alpha])
     content = safetensors.numpy.save(
         # The file format takes an array's bytes as they lie in memory.
         {name: np.ascontiguousarray(array) for name, array in arrays.items()},
-        metadata={"seed": str(scores.seed), "weights_sha256": config.weights_sha256},
+        metadata=metadata,
     )
     write(folder / SCORES, content)
 
@@ -296,7 +315,12 @@ def read_scores(folder: Path, config: RunConfig) -> Scores:
         with safetensors.safe_open(path, framework="np") as file:
             metadata = file.metadata() or {}
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        scores = Scores(**arrays, seed=int(metadata["seed"]))
+        proved = arrays.pop("proved", None)
+        stopped = None
+        if proved is not None:
+            bound, kind, alpha = json.loads(metadata["stopped"])
+            stopped = Stopped(str(bound), str(kind), float(alpha), proved=proved)
+        scores = Scores(**arrays, seed=int(metadata["seed"]), stopped=stopped)
     except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise RunCorrupt(
             f"{str(path)!r} cannot be read as scores ({error}); certify the run again"
@@ -308,6 +332,18 @@ def read_scores(folder: Path, config: RunConfig) -> Scores:
     return scores
 
 
+def plan_of_scores(folder: Path) -> str | None:
+    """Return the digest of the plan that the kept scores were drawn by; None if there are none."""
+    path = folder / SCORES
+    if not path.is_file():
+        return None
+    try:
+        with safetensors.safe_open(path, framework="np") as file:
+            return (file.metadata() or {}).get("plan")
+    except (safetensors.SafetensorError, OSError):
+        return None
+
+
 def read_settings(folder: Path) -> CertificationSettings:
     """Return how the run's certificates were made."""
     path = folder / SETTINGS
@@ -316,7 +352,7 @@ def read_settings(folder: Path) -> CertificationSettings:
             f"the run {str(folder)!r} has no certificates yet; make them with: "
             f"pixeldp certify {folder}"
         )
-    return _validated(CertificationSettings, _json_object(path), path)
+    return _validated(CertificationSettings, json_object(path), path)
 
 
 def rounded_up(value: float, digits: int) -> str:
@@ -357,21 +393,23 @@ def write(path: Path, content: bytes) -> None:
         finally:
             Path(temporary).unlink(missing_ok=True)
     except OSError as error:
-        raise _cannot("write", path, error) from error
+        raise cannot("write", path, error) from error
 
 
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise _cannot("read", path, error) from error
+        raise cannot("read", path, error) from error
 
 
-def _cannot(verb: str, path: Path, error: OSError) -> RunInaccessible:
+def cannot(verb: str, path: Path, error: OSError) -> RunInaccessible:
+    """Return the refusal of what the operating system would not do."""
     return RunInaccessible(f"cannot {verb} {str(path)!r}: {error.strerror or error}")
 
 
-def _json_object(path: Path) -> dict[str, Any]:
+def json_object(path: Path) -> dict[str, Any]:
+    """Return what a JSON file of a run holds."""
     try:
         data = json.loads(_read(path))
     except ValueError as error:

@@ -153,14 +153,23 @@ def draw(
         _Sampler(model, inputs, numbers, sampling).run(keep)
 
 
-def layout_for(model: PixelDP, x: torch.Tensor, *, draws: int, compiled: bool = False) -> Layout:
+def layout_for(
+    model: PixelDP,
+    x: torch.Tensor,
+    *,
+    draws: int,
+    compiled: bool = False,
+    batch: int | None = None,
+) -> Layout:
     """Return the layout for so many draws in all, of inputs like ``x``: tried, if it is worth it.
 
     The trial takes about a second; what it finds changes the speed and nothing else.
     """
     with torch.no_grad(), arithmetic(model.precision, x.device):
         value = model.front(x[:1])
-        usable = usable_layout(model, value)
+        usable = usable_layout(model, value, batch=batch)
+        if batch is not None:
+            return usable
         rows = layout_rows(usable)
         one = usable.outside(usable.inside(value).repeat((rows, *[1] * (value.dim() - 1))))
         began = time.perf_counter()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -112,6 +112,33 @@ class Task:
         if self.adaptive:
             return stopping_bound(self.scores, self.bound, targets=bool(self.targets))
         return method_for(self.scores, self.bound)
+
+    def drawing(self) -> dict[str, Any]:
+        """Return all that decides what is drawn: how draws are bounded later need not.
+
+        A rule that looks at the draws needs all of it. A number that is fixed beforehand serves
+        any confidence, bound and certificate.
+        """
+        sketch = self.method == "betting" and self.scores == "softmax"
+        drawing: dict[str, Any] = {
+            "draws": int(self.draws),
+            "selection": self.selected,
+            "scores": self.scores if self.selected else "both",
+            "sketch": sketch,
+            "shared_noise": self.shared_noise,
+        }
+        if self.adaptive:
+            drawing |= {
+                "confidence": self.confidence,
+                "certificate": self.certificate,
+                "bound": self.method,
+                "targets": list(self.targets),
+                "tolerance": self.tolerance,
+                "seconds": self.seconds,
+                "simultaneous": self.simultaneous,
+                "step": self.step,
+            }
+        return drawing
 
     def alpha(self, inputs: int) -> float:
         """Return what one input's certificate may fail with."""

@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import time
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pixeldp import plots, report, runs
-from pixeldp._checks import whole
+from pixeldp import plots, report, runs, teams
+from pixeldp._checks import one_of, whole
 from pixeldp.certificates import CERTIFICATES
-from pixeldp.certification import Certification, certify, certify_scores
+from pixeldp.certification import Certification, certify_scores
 from pixeldp.datasets import Dataset, load_dataset
+from pixeldp.drawing import Work, draw_run, locked
 from pixeldp.errors import InvalidArgument, RunCorrupt
+from pixeldp.layouts import block_draws
+from pixeldp.precisions import PRECISIONS
+from pixeldp.prediction import Prediction, predict
 from pixeldp.report import Results
 from pixeldp.runs import CertificationSettings, RunConfig, rounded_down, rounded_up
+from pixeldp.tasks import Task, plan_for
+from pixeldp.teams import Team
 from pixeldp.training import train
+from pixeldp.watching import Watch
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable
 
+    import numpy as np
+    import numpy.typing as npt
+
+    from pixeldp.scores import Scores
     from pixeldp.training import Epoch
+    from pixeldp.watching import Seen
 
 
 def train_run(
@@ -48,72 +61,179 @@ def train_run(
 def certify_run(
     folder: str | os.PathLike[str],
     *,
-    draws: int,
+    task: Task | None = None,
     images: int | None = None,
-    confidence: float = 0.95,
-    scores: str = "argmax",
-    certificate: str = "tight",
-    bound: str | None = None,
-    selection: int = 0,
-    plan: str | None = None,
-    simultaneous: bool = False,
     seed: int | None = None,
+    precision: str = "fp32",
+    device: str = "cpu",
+    compiled: bool = False,
+    batch: int | None = None,
+    restart: bool = False,
+    progress: Callable[[Seen], object] | None = None,
+    **asked: Any,  # noqa: ANN401 - the fields of Task, checked by it
+) -> Results | None:
+    """Certify the first ``images`` of the run's test split and keep scores and certificates.
+
+    What is asked is a ``task``, or the fields of one. An interrupted certification goes on where
+    it was. Under ``torchrun`` the processes share the images, and all but process 0 return None.
+    """
+    root, task = Path(folder), Task(**asked) if task is None else task
+    with teams.team() as team:
+        config, model = runs.read_config(root), runs.load(root)
+        model.precision = one_of("precision", precision, PRECISIONS)
+        where = teams.device_named(device)
+        dataset = load_dataset(config.dataset)
+        inputs, labels = _first(dataset, images)
+        work = Work(
+            folder=root,
+            config=config,
+            model=model.to(where),
+            task=replace(task, step=block_draws(where)),
+            inputs=inputs.to(where),
+            seed=seed,
+            compiled=compiled,
+            batch=batch,
+            restart=restart,
+        )
+
+        def use(scores: Scores) -> Results:
+            settings = _settings(work, scores)
+            return _keep_certificates(root, config, dataset, scores, settings)
+
+        watch = None if progress is None or team.rank else Watch(work, labels, progress)
+        return draw_run(work, team, use, progress=watch)
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """What was predicted of a run's test images without certificates, and what is true."""
+
+    prediction: Prediction
+    labels: npt.NDArray[np.int64]
+    seconds: float
+
+    def facts(self) -> list[tuple[str, str]]:
+        """What was predicted, and with how many draws, in few words."""
+        made, draws = self.prediction, self.prediction.draws
+        right, decided = made.label == self.labels, ~made.abstained
+        return [
+            ("images", f"{len(right)}, {int(made.abstained.sum())} abstained"),
+            ("accuracy", f"{100 * right.mean():.1f} %, abstentions by the label they lean to"),
+            (
+                "accuracy where decided",
+                f"{100 * right[decided].mean():.1f} %" if decided.any() else "–",
+            ),
+            ("confidence", f"{made.confidence:g} of not naming a wrong label, for each image"),
+            ("draws a prediction", f"{draws.mean():.0f} on average, {draws.max()} at most"),
+            ("seconds", f"{self.seconds:.3g}"),
+            ("seed", f"{made.seed}"),
+        ]
+
+
+def predict_run(
+    folder: str | os.PathLike[str],
+    *,
+    images: int | None = None,
+    precision: str = "fp32",
+    device: str = "cpu",
     progress: Callable[[int], object] | None = None,
-) -> Results:
-    """Certify the first ``images`` of the run's test split and keep scores and certificates."""
+    **asked: Any,  # noqa: ANN401 - the arguments of predict, checked by it
+) -> Predictions:
+    """Predict the first ``images`` of the run's test split, without certificates."""
     config, model = runs.read_config(folder), runs.load(folder)
-    dataset = load_dataset(config.dataset)
-    inputs, labels = _first(dataset, images)
-    made = certify(
-        model,
-        inputs,
-        draws=draws,
-        confidence=confidence,
-        scores=scores,
-        certificate=certificate,
-        bound=bound,
-        selection=selection,
-        plan=plan,
-        simultaneous=simultaneous,
-        seed=seed,
-        progress=progress,
+    model.precision = one_of("precision", precision, PRECISIONS)
+    where = teams.device_named(device)
+    inputs, labels = _first(load_dataset(config.dataset), images)
+    began = time.perf_counter()
+    made = predict(model.to(where), inputs.to(where), progress=progress, **asked)
+    return Predictions(made, labels.numpy(), time.perf_counter() - began)
+
+
+def certify_again(
+    folder: str | os.PathLike[str],
+    *,
+    confidence: float | None = None,
+    scores: str | None = None,
+    certificate: str | None = None,
+    bound: str | None = None,
+    plan: str | None = None,
+    simultaneous: bool | None = None,
+) -> Results:
+    """Certify a run once more from the draws that it keeps; the network is not needed.
+
+    What is left out stays as it was. A bound that does not hold for how the draws were made is
+    refused.
+    """
+    root, config = Path(folder), runs.read_config(folder)
+    with locked(root, Team()):
+        before = runs.read_settings(root)
+        drawn = _scores_that_belong(root, config, before)
+        kind = before.scores if scores is None else scores
+        # Another kind of scores wants another bound.
+        kept = before.bound if kind == before.scores else None
+        made = certify_scores(
+            drawn,
+            noise=config.noise.build(),
+            sensitivity=before.sensitivity,
+            confidence=before.confidence if confidence is None else confidence,
+            scores=kind,
+            certificate=before.certificate if certificate is None else certificate,
+            bound=kept if bound is None else bound,
+            plan=before.plan if plan is None else plan,
+            simultaneous=before.simultaneous if simultaneous is None else simultaneous,
+        )
+        changed = {
+            "confidence": made.confidence,
+            "scores": kind,
+            "certificate": made.certificate,
+            "bound": made.bounds.method,
+            "plan": made.bounds.spending.plan,
+            "simultaneous": made.bounds.simultaneous,
+        }
+        settings = before.model_copy(update=changed)
+        return _keep_certificates(root, config, load_dataset(config.dataset), drawn, settings)
+
+
+def _settings(work: Work, scores: Scores) -> CertificationSettings:
+    task = work.task
+    return CertificationSettings(
+        confidence=task.confidence,
+        scores=task.scores,
+        certificate=task.certificate,
+        bound=task.method,
+        plan=plan_for(task.plan, selected=task.selected > 0),
+        selection=task.selected,
+        simultaneous=task.simultaneous,
+        sensitivity=work.model.sensitivity,
+        images=len(work.inputs),
+        draws=int(task.draws),
+        seed=scores.seed,
+        targets=task.targets,
+        tolerance=task.tolerance,
+        seconds=task.seconds,
+        shared_noise=task.shared_noise,
+        precision=work.model.precision,
+        device=work.inputs.device.type,
     )
-    results = _results(config, made, dataset)
-    root = Path(folder)
+
+
+def _keep_certificates(
+    root: Path,
+    config: RunConfig,
+    dataset: Dataset,
+    drawn: Scores,
+    settings: CertificationSettings,
+) -> Results:
+    """Certify from scores, and write down how and what."""
+    results = _results(config, _certified(config, drawn, settings), dataset, settings)
     runs.remove(root, runs.REPORT, runs.CURVE)  # they show the earlier certificates
-    runs.write_scores(root, config, made.scores)
-    settings = CertificationSettings(
-        confidence=made.confidence,
-        scores=made.kind,
-        certificate=made.certificate,
-        bound=made.bounds.method,
-        plan=made.bounds.spending.plan,
-        selection=selection,
-        simultaneous=simultaneous,
-        sensitivity=made.sensitivity,
-        images=len(labels),
-        draws=draws,
-        seed=made.scores.seed,
-    )
     runs.write(root / runs.SETTINGS, (settings.model_dump_json(indent=2) + "\n").encode())
     runs.write_table(root / runs.CERTIFICATES, _columns(results))
     return results
 
 
-def read_results(folder: str | os.PathLike[str]) -> Results:
-    """Return what was certified in a run, from its scores; the network is not needed."""
-    root, config = Path(folder), runs.read_config(folder)
-    drawn = runs.read_scores(root, config)
-    settings = runs.read_settings(root)
-    dataset = load_dataset(config.dataset)
-    said = (settings.images, settings.draws, settings.seed)
-    kept = (len(drawn.draws), int(drawn.draws.max(initial=0)), drawn.seed)
-    if said != kept or settings.images > len(dataset.test_labels):
-        raise RunCorrupt(
-            f"the scores in {str(root)!r} are not those that its {runs.SETTINGS} tells of: images, "
-            f"draws and seed are {kept}, not {said}; certify the run again"
-        )
-    made = certify_scores(
+def _certified(config: RunConfig, drawn: Scores, settings: CertificationSettings) -> Certification:
+    return certify_scores(
         drawn,
         noise=config.noise.build(),
         sensitivity=settings.sensitivity,
@@ -124,7 +244,31 @@ def read_results(folder: str | os.PathLike[str]) -> Results:
         plan=settings.plan,
         simultaneous=settings.simultaneous,
     )
-    return _results(config, made, dataset)
+
+
+def _scores_that_belong(root: Path, config: RunConfig, settings: CertificationSettings) -> Scores:
+    """Return the kept scores, if they are those that the settings tell of."""
+    drawn = runs.read_scores(root, config)
+    most = int(drawn.draws.max(initial=0))
+    # The most draws that an input may take, where they are stopped.
+    draws = settings.draws if drawn.stopped and most <= settings.draws else most
+    said = (settings.images, settings.draws, settings.seed)
+    kept = (len(drawn.draws), draws, drawn.seed)
+    if said != kept:
+        raise RunCorrupt(
+            f"the scores in {str(root)!r} are not those that its {runs.SETTINGS} tells of: images, "
+            f"draws and seed are {kept}, not {said}; certify the run again"
+        )
+    return drawn
+
+
+def read_results(folder: str | os.PathLike[str]) -> Results:
+    """Return what was certified in a run, from its scores; the network is not needed."""
+    root, config = Path(folder), runs.read_config(folder)
+    settings = runs.read_settings(root)
+    drawn = _scores_that_belong(root, config, settings)
+    dataset = load_dataset(config.dataset)
+    return _results(config, _certified(config, drawn, settings), dataset, settings)
 
 
 def write_report(folder: str | os.PathLike[str]) -> Path:
@@ -147,7 +291,9 @@ def _first(dataset: Dataset, images: int | None) -> tuple[torch.Tensor, torch.Te
     return dataset.test_inputs[:count], dataset.test_labels[:count]
 
 
-def _results(config: RunConfig, made: Certification, dataset: Dataset) -> Results:
+def _results(
+    config: RunConfig, made: Certification, dataset: Dataset, settings: CertificationSettings
+) -> Results:
     inputs, labels = _first(dataset, len(made.label))
     after = config.noise.after
     return Results(
@@ -158,6 +304,8 @@ def _results(config: RunConfig, made: Certification, dataset: Dataset) -> Result
         input_range=config.input_range,
         placement="on the input" if after is None else f"after {after}",
         title=f"{config.network} on {config.dataset}",
+        targets=settings.targets,
+        arithmetic=settings.precision,
     )
 
 

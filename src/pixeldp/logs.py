@@ -1,16 +1,15 @@
 """Certification logs of the field, imported: their radii rounded down, their alpha checked.
 
 The code of Cohen et al., "Certified Adversarial Robustness via Randomized Smoothing" (ICML 2019),
-and what descends from it, write one line an input, separated by tabs::
+and what descends from it, write a table separated by tabs, one line an input::
 
     idx  label  predict  radius  correct  time
 
-``predict`` is −1 for an abstention; the radius is rounded to the nearest number of three digits,
-so half of the printed radii are larger than the certified ones; whether ``correct`` is a verdict
-on the line or a running count differs from code to code; the noise, the number of draws and the
-failure probability are not in the file. An import is a folder::
+``predict`` is −1 for an abstention. The radius was rounded to the nearest number of three digits,
+about half of them upwards. Noise, draws and failure probability are not in the file. An import is
+a folder::
 
-    certificates.tsv   the table, radii rounded down, with the columns that our tables begin with
+    certificates.tsv   the table, its radii rounded down, in the columns that ours begin with
     import.json        where it came from, what it was said to be made with, what was noticed
 """
 
@@ -21,27 +20,18 @@ import json
 import math
 import platform
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import ROUND_FLOOR, Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from scipy import special
 
 from pixeldp import metrics, runs
 from pixeldp._checks import open_unit, positive, whole
 from pixeldp._version import __version__
-from pixeldp.errors import (
-    NotARun,
-    RunCorrupt,
-    RunExists,
-    RunInaccessible,
-    RunMissing,
-    RunTooNew,
-    TooFewDraws,
-)
+from pixeldp.errors import NotARun, RunCorrupt, RunExists, RunInaccessible, RunMissing, TooFewDraws
 
 if TYPE_CHECKING:
     import os
@@ -51,44 +41,33 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[np.float64]
     Whole = npt.NDArray[np.int64]
-    Truth = npt.NDArray[np.bool_]
-
-FORMAT_VERSION = 1
 
 IMPORT = "import.json"
-
 COLUMNS = ("idx", "label", "predict", "radius", "correct", "time")
-
-# The seventh column of a table that pixeldp wrote; the tables of the field end before it.
-_OUR_NEXT = "top"
-
 ABSTAINED = -1
 
-# Our tables have radii rounded down to so many decimals.
-_DECIMALS = 6
+# What the record keeps of a log, besides how many rows it has.
+_KEPT = ("source", "sha256", "sigma", "alpha", "draws", "notes")
+
+# The seventh column of a table that pixeldp wrote, and the decimals of its radii.
+_OUR_NEXT, _DECIMALS = "top", 6
 
 # What the format of the field, {:.3}, leaves of a radius; it leaves out zeros at the end.
 _DIGITS = 3
 
-# Beyond this the columns are surely mixed up, and six decimals no longer fit a double.
+# Beyond this the columns are mixed up, and six decimals no longer fit a double.
 _MOST = 10**9
 
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
-_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
-_SPAN = re.compile(r"(?:([0-9]{1,9}) days?, )?([0-9]{1,9}):([0-5][0-9]):([0-5][0-9](?:\.[0-9]+)?)")
 _TRUTHS = {"True": "1", "False": "0"}
+_NUMBER = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
+_SPAN = re.compile(r"(?:([0-9]{1,5}) days?, )?([0-9]{1,2}):([0-5][0-9]):([0-5][0-9](?:\.[0-9]+)?)")
 
-# Room for the rounding of the special functions, so that a radius at the limit is not above it.
-_ROOM = 1e-9
+# Room for the rounding of special functions: at a limit, and in the normal distribution function.
+_ROOM, _ROUNDING = 1e-9, 1e-15
 
 # A remedy beyond these is none.
 _MOST_ALPHA, _MOST_DRAWS = 0.5, 10**12
-
-# Of the normal distribution function, with room.
-_ROUNDING = 1e-15
-
-# Characters of a cell or a line that a message shows.
-_SHOWN = 60
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -97,20 +76,14 @@ class Log:
 
     Attributes
     ----------
-    idx, label, predict:
-        ``[N]``; ``predict`` is −1 for an abstention.
-    radius:
-        ``[N]``: in the 2-norm, at most what was certified; 0 for an abstention.
-    seconds:
-        ``[N]``: the column ``time``.
+    idx, label, predict, radius, seconds:
+        ``[N]``; ``predict`` is −1 for an abstention, ``radius`` at most what was certified.
     sigma, alpha, draws:
         The noise, the failure probability for each input, and the number of draws, as stated.
     notes:
         What a reader must know: each a sentence.
-    source, sha256:
-        Name, without folders, and digest of the file.
-    ours:
-        Whether pixeldp wrote the table: then its radii were rounded down already.
+    source, sha256, ours:
+        The file: its name without folders, its digest, and whether pixeldp wrote it.
     """
 
     idx: Whole
@@ -127,14 +100,14 @@ class Log:
     ours: bool = False
 
     @property
-    def abstained(self) -> Truth:
+    def abstained(self) -> npt.NDArray[np.bool_]:
         """Where nothing was predicted."""
-        return self.predict == ABSTAINED
+        return np.asarray(self.predict == ABSTAINED)
 
     @property
-    def correct(self) -> Truth:
+    def correct(self) -> npt.NDArray[np.bool_]:
         """Where the prediction is the label; an abstention never is."""
-        return self.predict == self.label
+        return np.asarray(self.predict == self.label)
 
     def conventional_accuracy(self) -> float:
         """Return the fraction that is right, an abstention counted as wrong, as the field does."""
@@ -144,73 +117,44 @@ class Log:
         """Return, for each threshold T, the fraction that is right and has ``radius ≥ T``."""
         return metrics.certified_accuracy(self.predict, self.radius, self.label, thresholds)
 
-    def average_certified_radius(self) -> float:
-        """Return the mean radius, counting 0 where the prediction is wrong or missing."""
-        return metrics.average_certified_radius(self.predict, self.radius, self.label)
-
-
-class ImportRecord(BaseModel):
-    """``import.json``: where a table came from and what it was said to be made with."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    format: Literal["pixeldp-import"] = "pixeldp-import"
-    version: int = FORMAT_VERSION
-    source: str
-    sha256: str
-    sigma: Annotated[float, Field(gt=0)]
-    alpha: Annotated[float, Field(gt=0, lt=1)]
-    draws: Annotated[int, Field(ge=1)]
-    rows: int
-    abstained: int
-    ours: bool
-    notes: tuple[str, ...]
-    certificates_sha256: str
-    versions: dict[str, str]
-
 
 def read_log(
     path: str | os.PathLike[str], *, sigma: float, alpha: float = 0.001, draws: int = 100_000
 ) -> Log:
-    """Return a certification log, its radii rounded down, with notes on what looks wrong.
+    r"""Return a certification log, its radii rounded down, with notes on what looks wrong.
 
     ``sigma``, ``alpha`` and ``draws`` are not in the file; the defaults are those of its authors'
-    code. Radii that cannot come from them give a note.
+    code. Anything in the file that is in doubt is refused; radii that cannot come from the stated
+    settings, and a column ``correct`` that says something else, give a note.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "sigma_0.50"
-    >>> head = "idx label predict radius correct time"
-    >>> lines = (head, "0 3 3 1.76 1 0:00:15.4", "20 7 -1 0.0 0 0:00:15.6")
-    >>> _ = file.write_text("".join(line.replace(" ", "\\t") + "\\n" for line in lines))
+    >>> lines = (" ".join(COLUMNS), "0 3 3 1.76 1 0:00:15.4", "20 7 -1 0.0 0 0:00:15.6")
+    >>> _ = file.write_text("".join(line.replace(" ", "\t") + "\n" for line in lines))
     >>> log = read_log(file, sigma=0.5)
     >>> log.radius, log.conventional_accuracy(), log.notes
     (array([1.755, 0.   ]), 0.5, ())
-
-    Raises
-    ------
-    PixelDPError
-        A sentence with file, line, column and value, where anything in the log is in doubt.
     """
     _check_settings(sigma=sigma, alpha=alpha, draws=draws)
     file = Path(path)
-    content = _content(file, "certification log")
+    content = _content(file)
     header, rows = _table(content, str(file))
     ours = header[len(COLUMNS) : len(COLUMNS) + 1] == [_OUR_NEXT]
-    radii = lowered([row.radius for row in rows], ours=ours)
-    return Log(
-        **_arrays(rows, radii),
+    log = Log(
+        idx=np.array([row.idx for row in rows], dtype=np.int64),
+        label=np.array([row.label for row in rows], dtype=np.int64),
+        predict=np.array([row.predict for row in rows], dtype=np.int64),
+        radius=np.array(lowered([row.radius for row in rows], ours=ours)),
+        seconds=np.array([row.seconds for row in rows], dtype=np.float64),
         sigma=float(sigma),
         alpha=float(alpha),
         draws=int(draws),
-        notes=(
-            *_note_limit(rows, radii, sigma=sigma, alpha=alpha, draws=draws),
-            *_note_correct(rows),
-            *_note_columns(header),
-        ),
+        notes=tuple(_notes_on_table(header, rows)),
         source=file.name,
         sha256=hashlib.sha256(content).hexdigest(),
         ours=ours,
     )
+    return replace(log, notes=(*_notes_on_limit(log, rows), *log.notes))
 
 
 def write_import(log: Log, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
@@ -219,47 +163,25 @@ def write_import(log: Log, folder: str | os.PathLike[str], *, overwrite: bool = 
     _check_may_write(root, overwrite=overwrite)
     runs.remove(root, IMPORT, runs.CERTIFICATES)
     runs.write_table(root / runs.CERTIFICATES, _columns(log))
-    record = ImportRecord(
-        source=log.source,
-        sha256=log.sha256,
-        sigma=log.sigma,
-        alpha=log.alpha,
-        draws=log.draws,
-        rows=len(log.idx),
-        abstained=int(log.abstained.sum()),
-        ours=log.ours,
-        notes=log.notes,
-        certificates_sha256=hashlib.sha256(_content(root / runs.CERTIFICATES, "table")).hexdigest(),
-        versions={"pixeldp": __version__, "python": platform.python_version()},
-    )
-    runs.write(root / IMPORT, (record.model_dump_json(indent=2) + "\n").encode())
+    record = {
+        "format": "pixeldp-import",
+        "version": 1,
+        **{name: getattr(log, name) for name in _KEPT},
+        "rows": len(log.idx),
+        "abstained": int(log.abstained.sum()),
+        "versions": {"pixeldp": __version__, "python": platform.python_version()},
+    }
+    runs.write(root / IMPORT, (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode())
     return root
 
 
-def read_import(folder: str | os.PathLike[str]) -> Log:
-    """Return what ``write_import`` wrote, or say what is wrong with the folder."""
-    record, path = _record(Path(folder)), Path(folder) / runs.CERTIFICATES
-    content = _content(path, "table of the import")
-    if hashlib.sha256(content).hexdigest() != record.certificates_sha256:
-        raise RunCorrupt(
-            f"{str(path)!r} is damaged or belongs to another import: its digest is not the one in "
-            f"{IMPORT}; import the log again with --overwrite"
-        )
-    _, rows = _table(content, str(path))
-    return Log(
-        **_arrays(rows, lowered([row.radius for row in rows], ours=True)),
-        **record.model_dump(include={"sigma", "alpha", "draws", "notes", "source", "sha256"}),
-        ours=record.ours,
-    )
-
-
 def lowered(printed: Sequence[Decimal], *, ours: bool = False) -> list[float]:
-    """Return radii that the certified ones surely reached, in six decimals, from the printed ones.
+    """Return radii, in six decimals, that the certified ones reached before they were printed.
 
-    A radius was rounded at its third digit, or at its last if it has more; and, whatever its
-    digits, no further than to the most decimals that the file shows. It is lowered by half a unit
-    of that place. This is right for any one format of all radii, of digits or of decimals, and
-    spares the zeros that a format leaves out: among radii like 0.378, a 0.5 stands for 0.500.
+    A radius was rounded at its third digit, or at its last if it has more; but no further than to
+    the most decimals in the file. It is lowered by half a unit of that place. This is safe for any
+    one format of all radii, of digits or of decimals, and knows of the zeros that a format leaves
+    out: among radii like 0.378, a 0.5 stands for 0.500.
 
     With ``ours``, a radius of six decimals stays as it is: it was rounded down when written.
 
@@ -267,32 +189,20 @@ def lowered(printed: Sequence[Decimal], *, ours: bool = False) -> list[float]:
     [1.955, 0.4995, 0.03115]
     """
     shown = [radius.as_tuple() for radius in printed if radius]
-    places = [int(radius.exponent) for radius in shown]
-    finest = min(places, default=0)
+    finest = min((int(radius.exponent) for radius in shown), default=0)
+    # A file that never shows three digits may have been printed with fewer.
     digits = min(_DIGITS, max((len(radius.digits) for radius in shown), default=0))
 
     def below(radius: Decimal) -> Decimal:
-        place = int(radius.as_tuple().exponent)
-        if not radius or (ours and place == -_DECIMALS):
+        own = radius.as_tuple()
+        if not radius or (ours and own.exponent == -_DECIMALS):
             return radius
-        if len(radius.as_tuple().digits) <= _DIGITS:
-            place = max(radius.adjusted() - digits + 1, finest)
+        third = max(radius.adjusted() - digits + 1, finest)
+        place = third if len(own.digits) <= _DIGITS else int(own.exponent)
         return radius - Decimal(5).scaleb(place - 1)
 
     step = Decimal(1).scaleb(-_DECIMALS)
-    return [float(below(radius).quantize(step, rounding=ROUND_FLOOR)) for radius in printed]
-
-
-def largest_radius(*, sigma: float, alpha: float, draws: int) -> float:
-    """Return the radius of draws that all fall on one label, which no log can exceed.
-
-    The Clopper-Pearson bound of n in n is ``alpha^(1/n)``, the radius ``sigma Φ⁻¹`` of it (Cohen et
-    al. 2019, Theorem 1, with one minus the bound for the other labels).
-
-    >>> round(largest_radius(sigma=0.25, alpha=0.001, draws=100_000), 4)
-    0.9529
-    """
-    return sigma * float(special.ndtri_exp(math.log(alpha) / draws))
+    return [float(below(radius).quantize(step, ROUND_FLOOR)) for radius in printed]
 
 
 class _Row(NamedTuple):
@@ -304,13 +214,8 @@ class _Row(NamedTuple):
     correct: str
     seconds: float
 
-    def plain(self) -> bool:
-        """Whether ``correct`` says of this line alone, in 0 or 1, what its labels say."""
-        return _TRUTHS.get(self.correct, self.correct) == str(int(self.predict == self.label))
 
-
-@dataclass(frozen=True)
-class _Line:
+class _Line(NamedTuple):
     file: str
     number: int
     cells: dict[str, str]
@@ -322,36 +227,31 @@ class _Line:
             label=self.whole("label", least=0),
             predict=self.whole("predict", least=ABSTAINED),
             radius=self.decimal("radius"),
-            correct=self.cells["correct"],
+            correct=_TRUTHS.get(self.cells["correct"], self.cells["correct"]),
             seconds=self.seconds(),
         )
-        if row.correct not in _TRUTHS and not _NUMBER.fullmatch(row.correct.removesuffix("%")):
+        if not _NUMBER.fullmatch(row.correct.removesuffix("%")):
             raise self.wrong("correct", "0 or 1, or a running count or share")
         if row.radius and row.predict == ABSTAINED:
             raise self.wrong("radius", f"0.0 where predict is {ABSTAINED}, an abstention")
         return row
 
     def whole(self, column: str, *, least: int) -> int:
-        text = self.cells[column]
-        if not _WHOLE.fullmatch(text) or int(text) < least:
+        if not _WHOLE.fullmatch(self.cells[column]) or int(self.cells[column]) < least:
             raise self.wrong(column, f"a whole number of at least {least}")
-        return int(text)
+        return int(self.cells[column])
 
-    def decimal(self, column: str) -> Decimal:
+    def decimal(self, column: str, unit: str = "") -> Decimal:
         text = self.cells[column]
         if not _NUMBER.fullmatch(text) or not 0 <= Decimal(text) < _MOST:
-            raise self.wrong(column, f"a number of at least 0 and below {float(_MOST):g}")
+            raise self.wrong(column, f"a number of at least 0 and below {float(_MOST):g}{unit}")
         return Decimal(text)
 
     def seconds(self) -> float:
-        text = self.cells["time"]
-        span = _SPAN.fullmatch(text)
-        if span is not None:
+        if span := _SPAN.fullmatch(self.cells["time"]):
             days, hours, minutes, seconds = (float(part or 0) for part in span.groups())
             return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-        if not _NUMBER.fullmatch(text) or not 0 <= float(text) < _MOST:
-            raise self.wrong("time", "seconds, or a span like 0:00:15.4,")
-        return float(text)
+        return float(self.decimal("time", " of seconds, or a span like 0:00:15.4"))
 
     def wrong(self, column: str, rule: str) -> RunCorrupt:
         return RunCorrupt(
@@ -362,6 +262,7 @@ class _Line:
 
 def _check_settings(*, sigma: float, alpha: float, draws: int) -> None:
     positive("sigma", sigma)
+    # With n in n draws the bound is alpha^(1/n), which must be above 1/2.
     needed = math.floor(-math.log2(open_unit("alpha", alpha))) + 1
     if whole("draws", draws, least=1) < needed:
         raise TooFewDraws(
@@ -370,12 +271,12 @@ def _check_settings(*, sigma: float, alpha: float, draws: int) -> None:
         )
 
 
-def _content(file: Path, what: str) -> bytes:
-    if not file.exists():
-        raise RunMissing(f"there is no {what} {str(file)!r}; give the path of one")
-    if file.is_dir():
-        raise NotARun(f"{str(file)!r} is a folder, not a {what}; give the path of the file")
+def _content(file: Path) -> bytes:
     try:
+        if not file.exists():
+            raise RunMissing(f"there is no log {str(file)!r}; give the path of a table")
+        if file.is_dir():
+            raise NotARun(f"{str(file)!r} is a folder, not a log; give the path of a file in it")
         return file.read_bytes()
     except OSError as error:
         raise _cannot("read", file, error) from error
@@ -397,84 +298,69 @@ def _table(content: bytes, file: str) -> tuple[list[str], list[_Row]]:
     first, *lines = text.rstrip("\r\n").split("\n")
     header = first.removesuffix("\r").split("\t")
     if tuple(header[: len(COLUMNS)]) != COLUMNS or len(set(header)) < len(header):
+        got = _short(first) if text.strip() else "an empty file"
         raise NotARun(
-            f"{file!r} is not a certification log: line 1 must name the columns "
-            f"{' '.join(COLUMNS)}, separated by tabs, got {_short(first)}"
+            f"{file!r} is not a certification log: line 1 must begin with the columns "
+            f"{' '.join(COLUMNS)}, separated by tabs, and name none twice, got {got}"
         )
     if not lines:
         raise RunCorrupt(f"{file!r} has a header and no rows; give a log that was written to")
-    rows: list[_Row] = []
-    seen: dict[int, int] = {}
+    rows: dict[int, _Row] = {}
     for number, line in enumerate(lines, start=2):
         cells = line.removesuffix("\r").split("\t")
         if len(cells) != len(header):
             cut = number == len(lines) + 1 and not text.endswith("\n")
             raise RunCorrupt(
                 f"{file!r}, line {number}: there must be {len(header)} columns, got {len(cells)} "
-                f"in {_short(line)}; "
-                + ("the file is cut off, copy it again" if cut else "correct the line")
-                + " or take the line out"
+                f"in {_short(line)}; {'the file is cut off: copy it again' if cut else 'correct'} "
+                "or take out the line"
             )
         row = _Line(file, number, dict(zip(header, cells, strict=True))).row()
-        if row.idx in seen:
+        if row.idx in rows:
             raise RunCorrupt(
                 f"{file!r}, line {number}: idx must not come twice, got idx={row.idx} as on line "
-                f"{seen[row.idx]}; take one of the lines out, or import two logs one by one"
+                f"{rows[row.idx].line}; take out one of the lines, or import two logs one by one"
             )
-        seen[row.idx] = number
-        rows.append(row)
-    return header, rows
+        rows[row.idx] = row
+    return header, list(rows.values())
 
 
-def _arrays(rows: Sequence[_Row], radii: Sequence[float]) -> dict[str, Any]:
-    return {
-        "idx": np.array([row.idx for row in rows], dtype=np.int64),
-        "label": np.array([row.label for row in rows], dtype=np.int64),
-        "predict": np.array([row.predict for row in rows], dtype=np.int64),
-        "radius": np.array(radii, dtype=np.float64),
-        "seconds": np.array([row.seconds for row in rows], dtype=np.float64),
-    }
-
-
-def _note_limit(
-    rows: Sequence[_Row], radii: Sequence[float], *, sigma: float, alpha: float, draws: int
-) -> Iterator[str]:
-    """Say so if the largest radius, even rounded down, is more than unanimous draws can give."""
-    limit = largest_radius(sigma=sigma, alpha=alpha, draws=draws)
-    largest = max(radii)
-    if largest <= limit * (1 + _ROOM):
+def _notes_on_limit(log: Log, rows: Sequence[_Row]) -> Iterator[str]:
+    """Say so if the largest radius, even lowered, is more than unanimous draws can give."""
+    # The Clopper-Pearson bound of n in n is alpha^(1/n), the other labels' one minus that; the
+    # radius of the two is sigma Φ⁻¹(alpha^(1/n)) (Cohen et al. 2019, Theorem 1).
+    log_alpha = math.log(log.alpha)
+    limit = log.sigma * float(special.ndtri_exp(log_alpha / log.draws))
+    row, radius = rows[int(log.radius.argmax())], float(log.radius.max())
+    if radius <= limit * (1 + _ROOM):
         return
-    row = rows[radii.index(largest)]
-    log_bound = float(special.log_ndtr(largest / sigma))  # of the score that the radius stands for
-    fits = [f"sigma of at least {sigma * largest / limit:.4g}"]
-    if log_bound * _MOST_DRAWS < math.log(alpha):
-        fits.insert(0, f"at least {math.ceil(math.log(alpha) / log_bound)} draws")
-    if (needed := math.exp(draws * log_bound)) < _MOST_ALPHA:
+    log_bound = float(special.log_ndtr(radius / log.sigma))  # of the score it stands for
+    fits = [f"sigma of at least {log.sigma * radius / limit:.4g}"]
+    if log_bound * _MOST_DRAWS < log_alpha:
+        fits.insert(0, f"at least {math.ceil(log_alpha / log_bound)} draws")
+    if (needed := math.exp(log.draws * log_bound)) < _MOST_ALPHA:
         fits.insert(0, f"alpha of at least {needed:.2g}")
     yield (
-        f"line {row.line}: radius={row.radius} is above {limit:.6g}, the most that draws={draws} at "
-        f"alpha={alpha:g} and sigma={sigma:g} can give; it needs {', or '.join(fits)}; import the "
-        "log again with what it was made with"
+        f"line {row.line}: radius={row.radius} is above {limit:.6g}, the most that "
+        f"draws={log.draws}, alpha={log.alpha:g} and sigma={log.sigma:g} can give; it needs "
+        f"{', or '.join(fits)}: import the log again with what it was made with"
     )
 
 
-def _note_correct(rows: Sequence[_Row]) -> Iterator[str]:
-    odd = [row for row in rows if not row.plain()]
+def _notes_on_table(header: Sequence[str], rows: Sequence[_Row]) -> Iterator[str]:
+    odd = [row for row in rows if row.correct != str(int(row.predict == row.label))]
     if odd:
         yield (
             f"correct is not 1 where predict is label and 0 elsewhere in {len(odd)} of {len(rows)} "
-            f"rows, the first on line {odd[0].line}, correct={_short(odd[0].correct)}, so it may be "
-            "a running count or share; it was computed again from predict and label"
+            f"rows, first on line {odd[0].line}, correct={_short(odd[0].correct)}: a running "
+            "count, a share, or damage; it was computed again from predict and label"
         )
-
-
-def _note_columns(header: Sequence[str]) -> Iterator[str]:
     if more := header[len(COLUMNS) :]:
         yield f"left out: {', '.join(more)}; only the first {len(COLUMNS)} columns are imported"
 
 
 def _short(text: str) -> str:
-    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")
+    return repr(text if len(text) <= 60 else text[:60] + "…")
 
 
 def _columns(log: Log) -> dict[str, Iterable[object]]:
@@ -483,66 +369,31 @@ def _columns(log: Log) -> dict[str, Iterable[object]]:
         "idx": log.idx,
         "label": log.label,
         "predict": log.predict,
-        # The double next to a decimal may lie below it, and would lose a whole unit.
+        # The double of a decimal may lie below it, and would lose a whole unit.
         "radius": [runs.rounded_down(math.nextafter(radius, math.inf)) for radius in log.radius],
         "correct": log.correct.astype(int),
         "time": [f"{seconds:.6f}" for seconds in log.seconds],
         _OUR_NEXT: log.predict,
     }
     if not log.ours:
-        # Theorem 1 the other way round; of an abstention nothing is known but that it is not below
-        # 0. Our own radii may rest on bounds for two labels, which the radius does not give back.
-        bound = special.ndtr(log.radius / log.sigma) * (1 - _ROUNDING)
-        bound = np.where(log.abstained, 0.0, bound)
-        columns["lower"] = [runs.rounded_down(float(value), 9) for value in bound]
+        # Theorem 1 the other way round; for an abstention only 0 is sure. Our own radii may rest
+        # on bounds of two labels, which a radius does not give back.
+        lower = special.ndtr(log.radius / log.sigma) * (1 - _ROUNDING) * ~log.abstained
+        columns["lower"] = [runs.rounded_down(float(bound), 9) for bound in lower]
     return columns
 
 
 def _check_may_write(root: Path, *, overwrite: bool) -> None:
+    if root.exists() and not root.is_dir():
+        raise NotARun(f"{str(root)!r} is a file; give another --out")
     try:
-        if not root.exists():
-            return
-        if not root.is_dir():
-            raise NotARun(f"{str(root)!r} is a file; give another --out")
-        there = {path.name for path in root.iterdir()}
+        there = {path.name for path in root.iterdir()} if root.exists() else set()
     except OSError as error:
         raise _cannot("write to", root, error) from error
-    if not there:
-        return
-    # A run has certificates of its own, which must not be taken for those of an import.
-    if runs.CONFIG in there or not (IMPORT in there or there == {runs.CERTIFICATES}):
-        what = "a run" if runs.CONFIG in there else "other files and no import"
-        raise NotARun(f"{str(root)!r} holds {what}; give an empty or a new folder as --out")
-    if not overwrite:
+    # A run has certificates too, which are not an import's to replace.
+    if runs.CONFIG in there or not (IMPORT in there or there <= {runs.CERTIFICATES}):
+        raise NotARun(f"{str(root)!r} holds a run or other files; give an empty or a new folder")
+    if there and not overwrite:
         raise RunExists(
-            f"there is an import in {str(root)!r} already; give another --out, or --overwrite to "
-            "replace it"
+            f"there is an import in {str(root)!r}; give another --out, or --overwrite to replace it"
         )
-
-
-def _record(root: Path) -> ImportRecord:
-    if not root.exists():
-        raise RunMissing(f"there is no folder {str(root)!r}; make one with: pixeldp import")
-    if not root.is_dir():
-        raise NotARun(f"{str(root)!r} is a file, not the folder of an import")
-    path = root / IMPORT
-    if not path.exists():
-        raise NotARun(f"{str(root)!r} is not the folder of an import: it has no {IMPORT}")
-    try:
-        data = json.loads(_content(path, "record of an import"))
-    except ValueError as error:
-        raise RunCorrupt(f"{str(path)!r} is not readable JSON ({error}); import again") from error
-    if not isinstance(data, dict) or data.get("format") != "pixeldp-import":
-        raise NotARun(f"{str(path)!r} is not the record of an import")
-    version = data.get("version")
-    if isinstance(version, int) and version > FORMAT_VERSION:
-        raise RunTooNew(
-            f"{str(root)!r} was written in import format {version}, but this pixeldp {__version__} "
-            f"reads up to {FORMAT_VERSION}; install a newer pixeldp"
-        )
-    try:
-        return ImportRecord.model_validate(data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise RunCorrupt(f"{str(path)!r} is damaged: {place}: {first['msg']}") from error

@@ -27,8 +27,8 @@ format: $(VENV)/.ready-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.ready-dev             ## ratios against something else in the same run
-	$(BIN)/python benchmarks/sampling.py
+bench: $(VENV)/.ready-bench           ## ratios against something else in the same run
+	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/constraints.py
 
 docs: $(VENV)/.ready-docs             ## the documentation, as pages in docs/_build
@@ -41,6 +41,7 @@ clean:
 $(VENV)/.ready-demo: EXTRAS := demo
 $(VENV)/.ready-dev:  EXTRAS := demo,dev,zoo
 $(VENV)/.ready-docs: EXTRAS := demo,docs
+$(VENV)/.ready-bench: EXTRAS := demo,bench
 
 $(VENV)/.ready-%: $(SETUP_INPUTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

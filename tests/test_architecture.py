@@ -47,6 +47,7 @@ ORDER = (
     "networks",
     "datasets",
     "training",
+    "files",
     "runs",
     "journals",
     "teams",

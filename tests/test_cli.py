@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pixeldp import cli, runs, workflow
+from pixeldp.cli import console
 from pixeldp.metrics import certified_accuracy
 
 if TYPE_CHECKING:
@@ -180,11 +181,114 @@ def test_progress_is_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Non
     from rich.console import Console
 
     screen = io.StringIO()
-    monkeypatch.setattr(cli, "err", Console(file=screen, force_terminal=True, width=120))
-    with cli._progress("training", 3, "epochs") as advance:
+    monkeypatch.setattr(console, "err", Console(file=screen, force_terminal=True, width=120))
+    with console.progress("training", 3, "epochs") as advance:
         advance(1, "accuracy 50 %")
         advance(3, "accuracy 90 %")
     text = screen.getvalue()
     assert "training" in text
     assert "3/3" in text
     assert "accuracy 90 %" in text
+
+
+def test_long_work_tells_a_line_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter(range(0, 10_000, 20))
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
+    with console.progress("certifying", 1000, "images") as advance:
+        advance(100)  # drawn before
+        for done in range(101, 109):
+            advance(done, "9 draws a second")
+    lines = capsys.readouterr().err.splitlines()
+    assert 3 <= len(lines) <= 5
+    assert all("draws a second" in line and "s left" in line for line in lines)
+
+
+def test_radii_are_decided_and_certified_again(line: Line, trained: Path) -> None:
+    options = ("--draws", 4000, "--images", 20, "--target", 0.1, "--target", 0.05, "--restart")
+    status, out, err = line("certify", trained, *options)
+    assert status == 0
+    assert "planned" in out
+    assert "on average" in out
+    assert "draws a second" in err
+    assert "certified at 0.1" in err
+    status, _, err = line("certify", trained, *options[:-1])
+    assert status == 0
+    assert "all images were drawn before" in err
+    status, out, _ = line("certify", trained, "--from-scores", "--bound", "beta-binomial")
+    assert status == 0
+    assert "beta-binomial" in out
+    assert "stopped by what they show" in line.refuses(
+        "certify", trained, "--from-scores", "--bound", "hoeffding"
+    )
+    assert "--target is about drawing" in line.refuses(
+        "certify", trained, "--from-scores", "--target", 0.1
+    )
+    status, _, _ = line("report", trained)
+    assert status == 0
+
+
+def test_predictions_take_few_draws(line: Line, trained: Path) -> None:
+    status, out, err = line("predict", trained, "--images", 30, "--draws", 500, "--seed", 4)
+    assert status == 0
+    assert "predicting: 30 of 30 images" in err
+    assert "of not naming a wrong label" in out
+    assert "draws must be at least" in line.refuses("predict", trained, "--draws", 2)
+
+
+def test_bad_questions_are_one_sentence(line: Line, trained: Path) -> None:
+    def refuses(*options: object) -> str:
+        return line.refuses("certify", trained, *options)
+
+    assert "target must be a radius" in refuses("--target", -1)
+    assert "target or tolerance, not both" in refuses("--target", 0.1, "--tolerance", 0.1)
+    assert "draws must be at least" in refuses("--target", 0.3, "--draws", 40)
+    assert "seconds must be" in refuses("--seconds", 0)
+    assert "precision must be one of" in refuses("--precision", "fp8")
+    assert "device must be" in refuses("--device", "tpu")
+    assert "batch must be" in refuses("--batch", 0, "--restart")
+    assert "does not hold for softmax" in refuses(
+        "--scores", "softmax", "--target", 0.1, "--bound", "beta-binomial"
+    )
+
+
+def test_a_log_of_others_is_imported(line: Line, tmp_path: Path) -> None:
+    log = tmp_path / "cohen.tsv"
+    rows = ["0\t3\t3\t0.789\t1\t0:00:15.5", "1\t5\t-1\t0.0\t0\t0:00:14.1"]
+    log.write_text("\n".join(["idx\tlabel\tpredict\tradius\tcorrect\ttime", *rows]) + "\n")
+    asked = ("import", log, "--sigma", 0.25, "--out", tmp_path / "imported", "--at", 0.5)
+    status, out, _ = line(*asked)
+    assert status == 0
+    assert "50.0 %" in out
+    assert "2 inputs, 1 abstentions" in out
+    assert "there is" in line.refuses(*asked)
+    status, _, err = line(*asked, "--overwrite", "--draws", 100)
+    assert "note:" in err
+    assert "there is no" in line.refuses("import", tmp_path / "none", *asked[2:])
+
+
+def test_an_interrupted_certification_is_told(
+    line: Line, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pixeldp.journals import Journal
+
+    real, kept = Journal.append, 0
+
+    def append(self: Journal, drawn: object) -> None:
+        nonlocal kept
+        real(self, drawn)  # type: ignore[arg-type]
+        kept += 1
+        if kept == 4:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "append", append)
+        status, _, err = line("certify", trained, "--draws", 90, "--images", 12, "--restart")
+    assert status == 130
+    assert "Traceback" not in err
+    assert "the same command goes on" in err
+    assert "is not finished" in line.refuses("certify", trained, "--draws", 91, "--images", 12)
+    status, _, err = line("certify", trained, "--draws", 90, "--images", 12)
+    assert status == 0
+    assert "going on: 4 of 12 images were drawn before" in err

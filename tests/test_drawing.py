@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from pixeldp import errors, runs, workflow
+from pixeldp import errors, files, runs, workflow
 from pixeldp.datasets import load_dataset
 from pixeldp.drawing import read_plan
 from pixeldp.runs import NoiseConfig, RunConfig
@@ -308,7 +308,7 @@ def test_what_broke_off_between_the_files_is_mended(
     """The scores are written, and the process dies before the certificates."""
     folder = copy("run")
     with monkeypatch.context() as patch:
-        patch.setattr(runs, "write_table", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(files, "write_table", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             workflow.certify_run(folder, draws=100, images=5, seed=2)
     assert not (folder / runs.CERTIFICATES).exists()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from scipy import special, stats
 
 import pixeldp
-from pixeldp import metrics, runs
+from pixeldp import files, metrics, runs
 from pixeldp.errors import (
     InvalidArgument,
     NotARun,
@@ -211,10 +211,10 @@ def test_nor_if_it_was_rounded_to_decimals_and_printed_short(
 
 @given(st.lists(st.floats(min_value=0.01, max_value=10), min_size=2, max_size=8))
 def test_the_price_is_one_unit_of_the_third_digit(true: list[float]) -> None:
-    texts = printed([0.123, *true], "{:.3}")
-    for low, radius in zip(lowered(texts)[1:], true, strict=True):
-        unit = 10.0 ** (math.floor(math.log10(radius)) - 2)
-        assert radius - low <= 1.01 * max(unit, 10 ** (math.floor(math.log10(radius)) - 1) / 10)
+    # One radius that shows that digits were rounded, and not decimals.
+    texts = printed([0.00123, *true], "{:.3}")
+    for text, low, radius in zip(texts[1:], lowered(texts)[1:], true, strict=True):
+        assert radius - low <= 10.0 ** (text.adjusted() - 2) + 1e-6
 
 
 # The stated alpha.
@@ -227,7 +227,7 @@ def test_a_log_made_at_another_alpha_gives_a_note(tmp_path: Path, sigma: float, 
     assert read_log(made, sigma=sigma, alpha=0.01, draws=draws).notes == ()
     (note,) = read_log(made, sigma=sigma, alpha=0.001, draws=draws).notes
     assert note.startswith("line 10: radius=")
-    assert "alpha of at least 0.00" in note
+    assert "at least about alpha=0.0" in note
     honest = community_log(tmp_path / "b", counts(draws), sigma=sigma, alpha=0.001, draws=draws)
     assert read_log(honest, sigma=sigma, alpha=0.001, draws=draws).notes == ()
 
@@ -237,10 +237,10 @@ def test_the_note_says_what_would_fit(tmp_path: Path) -> None:
     (note,) = read_log(file, sigma=0.25).notes
     assert note == (
         "line 6: radius=0.978 is above 0.952864, the most that draws=100000, alpha=0.001 and "
-        "sigma=0.25 can give; it needs alpha of at least 0.0099, or at least 149684 draws, or "
-        "sigma of at least 0.2565: import the log again with what it was made with"
+        "sigma=0.25 can give; it needs at least about alpha=0.0099 or draws=149684 or "
+        "sigma=0.2565: import the log again with what it was made with"
     )
-    assert read_log(file, sigma=0.25, alpha=0.0099).notes == ()
+    assert read_log(file, sigma=0.25, alpha=0.00991).notes == ()
     assert read_log(file, sigma=0.25, draws=149_684).notes == ()
     assert read_log(file, sigma=0.2566).notes == ()
     assert read_log(file, sigma=0.25, draws=149_000).notes != ()
@@ -249,10 +249,7 @@ def test_the_note_says_what_would_fit(tmp_path: Path) -> None:
 def test_where_only_another_sigma_would_fit_the_note_says_only_that(tmp_path: Path) -> None:
     file = write(tmp_path / "log", ["0\t1\t1\t97.8\t1\t16.8"])
     (note,) = read_log(file, sigma=0.25).notes
-    assert "it needs sigma of at least" in note
-    assert "alpha of at least" not in note
-    assert "draws," in note
-    assert "at least inf" not in note
+    assert "it needs at least about sigma=25.65: import the log again" in note
 
 
 def test_a_radius_at_the_limit_is_none_of_its_own(tmp_path: Path) -> None:
@@ -587,7 +584,7 @@ def test_the_record_comes_last(log: Log, tmp_path: Path, monkeypatch: pytest.Mon
     def full(*_: object) -> None:
         raise RunInaccessible("cannot write: no space")
 
-    monkeypatch.setattr(runs, "write_table", full)
+    monkeypatch.setattr(files, "write_table", full)
     with pytest.raises(RunInaccessible):
         write_import(log, folder, overwrite=True)
     assert list(folder.iterdir()) == []

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pixeldp
-from pixeldp import errors, runs
-from pixeldp.runs import NoiseConfig, RunConfig, rounded_down
+from pixeldp import errors, files, runs
+from pixeldp.files import rounded_down
+from pixeldp.runs import NoiseConfig, RunConfig
 from pixeldp.scores import Scores
 from pixeldp.training import Recipe
 
@@ -186,7 +187,7 @@ def test_a_full_disk_loses_nothing(
 
     monkeypatch.setattr("os.fsync" if failing == "fsync" else "pathlib.Path.replace", full)
     with pytest.raises(errors.RunInaccessible, match="No space left on device") as caught:
-        runs.write(path, b"new")
+        files.write(path, b"new")
     assert caught.value.exit_status == 1
     assert path.read_bytes() == before
     assert sorted(p.name for p in run.iterdir()) == [

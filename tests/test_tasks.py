@@ -120,15 +120,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "fixed bound": (
         {"targets": (0.5,), "bound": "clopper-pearson"},
         (
-            "bound='clopper-pearson' does not hold for argmax scores whose draws are stopped by what "
-            "they show; take 'planned' or 'beta-binomial' or 'betting'"
+            "bound='clopper-pearson' does not hold for argmax scores whose draws are stopped by "
+            "what they show; take 'planned' or 'beta-binomial' or 'betting'"
         ),
     ),
     "fixed bound of soft scores": (
         {"seconds": 2.0, "scores": "softmax", "bound": "bernstein"},
         (
-            "bound='bernstein' does not hold for softmax scores whose draws are stopped by what they "
-            "show; take 'betting'"
+            "bound='bernstein' does not hold for softmax scores whose draws are stopped by what "
+            "they show; take 'betting'"
         ),
     ),
     "softmax by counts": (
@@ -185,9 +185,9 @@ def test_what_does_not_go_together_is_refused(options: dict[str, Any], message: 
 
 
 def least_told(task: Task, noise: Mechanism, inputs: int = 1) -> int:
-    """The least number of draws that the refusal names."""
+    """The least number of draws that the refusal of a target names."""
     with pytest.raises(TooFewDraws, match="draws must be at least") as refused:
-        rule_of(task, noise=noise, inputs=inputs)
+        task.rule(noise=noise, sensitivity=1.0, inputs=inputs)
     message = str(refused.value)
     assert f"got draws={task.draws}" in message
     assert task.method in message

@@ -154,6 +154,7 @@ def test_a_page_of_one_image_and_of_colour_can_be_made(certified: Path, tmp_path
     folder = tmp_path / "copy"
     shutil.copytree(certified, folder)
     results = workflow.certify_run(folder, draws=50, images=1, seed=1)
+    assert results is not None
     colour = replace(results, images=results.images.repeat(3, axis=1))
     assert "image 0: label" in render(colour)
 
@@ -165,6 +166,7 @@ def test_softmax_scores_and_dp_are_kept_as_settings(certified: Path, tmp_path: P
     made = workflow.certify_run(
         folder, draws=200, images=10, scores="softmax", certificate="dp", seed=1
     )
+    assert made is not None
     assert not (folder / runs.REPORT).exists()  # it showed the earlier certificates
     again = workflow.read_results(folder)
     assert again.certification.kind == "softmax"

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pixeldp import runs
+from pixeldp import files, runs
 from pixeldp.errors import RunBusy, RunCorrupt, RunTooNew, RunUnfinished
 from pixeldp.journals import Journal, merged, read_journal
 from pixeldp.layouts import Layout
@@ -163,7 +163,7 @@ def _drawn(work: Work, team: Team, progress: Callable[[Progress], object] | None
 
 def _discard_journals(folder: Path) -> None:
     """Remove the journals of a run whose scores are complete and kept."""
-    runs.remove(folder, *(str(path.relative_to(folder)) for path in _journals(folder)))
+    files.remove(folder, *(str(path.relative_to(folder)) for path in _journals(folder)))
 
 
 def _agreed(work: Work) -> tuple[Plan, Scores | None]:
@@ -187,7 +187,7 @@ def _agreed(work: Work) -> tuple[Plan, Scores | None]:
     _sampling(work, seed=0)
     plan = Plan(what, fresh_seed() if work.seed is None else work.seed, _layout(work))
     _discard_journals(work.folder)
-    runs.write(path, plan.as_json().encode())
+    files.write(path, plan.as_json().encode())
     return plan, None
 
 
@@ -261,7 +261,7 @@ def read_plan(folder: Path) -> Plan | None:
     path = folder / runs.PLAN
     if not path.is_file():
         return None
-    data = runs.json_object(path)
+    data = files.json_object(path)
     if data.get("format") != _FORMAT:
         raise RunCorrupt(f"{str(path)!r} is not the plan of a run's draws; restore or remove it")
     if data.get("version") != _VERSION:
@@ -329,4 +329,4 @@ def _opened(path: Path) -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        raise runs.cannot("write", path, error) from error
+        raise files.cannot("write", path, error) from error

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from pixeldp.errors import RunCorrupt, RunInaccessible
+from pixeldp.errors import RunCorrupt
+from pixeldp.files import cannot
 from pixeldp.scores import Drawn
 from pixeldp.sketches import PLACES
 
@@ -54,7 +55,7 @@ class Journal:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         except OSError as error:
-            raise _cannot("write", path, error) from error
+            raise cannot("write", path, error) from error
         try:
             self.known, self._size = _parsed(path, plan)
             os.ftruncate(self._file, self._size)  # without the line that was cut off
@@ -93,14 +94,14 @@ class Journal:
         except OSError as error:
             # Half a line would be dropped when it is read, but why leave it there.
             os.ftruncate(self._file, self._size)
-            raise _cannot("write", self.path, error) from error
+            raise cannot("write", self.path, error) from error
         self._size += written
 
     def _sync(self) -> None:
         try:
             os.fsync(self._file)
         except OSError as error:
-            raise _cannot("write", self.path, error) from error
+            raise cannot("write", self.path, error) from error
         self._synced = time.monotonic()
 
 
@@ -187,7 +188,7 @@ def _parsed(path: Path, plan: str) -> tuple[dict[int, Drawn], int]:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise _cannot("read", path, error) from error
+        raise cannot("read", path, error) from error
     lines = content.split(b"\n")
     said = [_data_of(line) for line in lines[:-1]]  # what follows the last end of line is cut off
     while said and said[-1] is None:
@@ -220,7 +221,3 @@ def _check_header(data: dict[str, Any], path: Path, plan: str) -> None:
             f"{str(path)!r} was drawn by another plan than the run's, and draws of two plans are "
             "never mixed; draw again with --restart"
         )
-
-
-def _cannot(verb: str, path: Path, error: OSError) -> RunInaccessible:
-    return RunInaccessible(f"cannot {verb} {str(path)!r}: {error.strerror or error}")

@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from scipy import special
 
-from pixeldp import metrics, runs
+from pixeldp import files, metrics, runs
 from pixeldp._checks import open_unit, positive, whole
 from pixeldp._version import __version__
-from pixeldp.errors import NotARun, RunCorrupt, RunExists, RunInaccessible, RunMissing, TooFewDraws
+from pixeldp.errors import NotARun, RunCorrupt, RunExists, RunMissing, TooFewDraws
 
 if TYPE_CHECKING:
     import os
@@ -161,8 +161,8 @@ def write_import(log: Log, folder: str | os.PathLike[str], *, overwrite: bool = 
     """Write an import folder; ``import.json`` comes last, so without it the rest is unfinished."""
     root = Path(folder)
     _check_may_write(root, overwrite=overwrite)
-    runs.remove(root, IMPORT, runs.CERTIFICATES)
-    runs.write_table(root / runs.CERTIFICATES, _columns(log))
+    files.remove(root, IMPORT, runs.CERTIFICATES)
+    files.write_table(root / runs.CERTIFICATES, _columns(log))
     record = {
         "format": "pixeldp-import",
         "version": 1,
@@ -171,7 +171,7 @@ def write_import(log: Log, folder: str | os.PathLike[str], *, overwrite: bool = 
         "abstained": int(log.abstained.sum()),
         "versions": {"pixeldp": __version__, "python": platform.python_version()},
     }
-    runs.write(root / IMPORT, (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode())
+    files.write(root / IMPORT, (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode())
     return root
 
 
@@ -279,11 +279,7 @@ def _content(file: Path) -> bytes:
             raise NotARun(f"{str(file)!r} is a folder, not a log; give the path of a file in it")
         return file.read_bytes()
     except OSError as error:
-        raise _cannot("read", file, error) from error
-
-
-def _cannot(verb: str, path: Path, error: OSError) -> RunInaccessible:
-    return RunInaccessible(f"cannot {verb} {str(path)!r}: {error.strerror or error}")
+        raise files.cannot("read", file, error) from error
 
 
 def _table(content: bytes, file: str) -> tuple[list[str], list[_Row]]:
@@ -335,15 +331,15 @@ def _notes_on_limit(log: Log, rows: Sequence[_Row]) -> Iterator[str]:
     if radius <= limit * (1 + _ROOM):
         return
     log_bound = float(special.log_ndtr(radius / log.sigma))  # of the score it stands for
-    fits = [f"sigma of at least {log.sigma * radius / limit:.4g}"]
+    fits = [f"sigma={log.sigma * radius / limit:.4g}"]
     if log_bound * _MOST_DRAWS < log_alpha:
-        fits.insert(0, f"at least {math.ceil(log_alpha / log_bound)} draws")
+        fits.insert(0, f"draws={math.ceil(log_alpha / log_bound)}")
     if (needed := math.exp(log.draws * log_bound)) < _MOST_ALPHA:
-        fits.insert(0, f"alpha of at least {needed:.2g}")
+        fits.insert(0, f"alpha={needed:.2g}")
     yield (
         f"line {row.line}: radius={row.radius} is above {limit:.6g}, the most that "
-        f"draws={log.draws}, alpha={log.alpha:g} and sigma={log.sigma:g} can give; it needs "
-        f"{', or '.join(fits)}: import the log again with what it was made with"
+        f"draws={log.draws}, alpha={log.alpha:g} and sigma={log.sigma:g} can give; it needs at "
+        f"least about {' or '.join(fits)}: import the log again with what it was made with"
     )
 
 
@@ -370,7 +366,7 @@ def _columns(log: Log) -> dict[str, Iterable[object]]:
         "label": log.label,
         "predict": log.predict,
         # The double of a decimal may lie below it, and would lose a whole unit.
-        "radius": [runs.rounded_down(math.nextafter(radius, math.inf)) for radius in log.radius],
+        "radius": [files.rounded_down(math.nextafter(radius, math.inf)) for radius in log.radius],
         "correct": log.correct.astype(int),
         "time": [f"{seconds:.6f}" for seconds in log.seconds],
         _OUR_NEXT: log.predict,
@@ -379,7 +375,7 @@ def _columns(log: Log) -> dict[str, Iterable[object]]:
         # Theorem 1 the other way round; for an abstention only 0 is sure. Our own radii may rest
         # on bounds of two labels, which a radius does not give back.
         lower = special.ndtr(log.radius / log.sigma) * (1 - _ROUNDING) * ~log.abstained
-        columns["lower"] = [runs.rounded_down(float(bound), 9) for bound in lower]
+        columns["lower"] = [files.rounded_down(float(bound), 9) for bound in lower]
     return columns
 
 
@@ -389,7 +385,7 @@ def _check_may_write(root: Path, *, overwrite: bool) -> None:
     try:
         there = {path.name for path in root.iterdir()} if root.exists() else set()
     except OSError as error:
-        raise _cannot("write to", root, error) from error
+        raise files.cannot("write to", root, error) from error
     # A run has certificates too, which are not an import's to replace.
     if runs.CONFIG in there or not (IMPORT in there or there <= {runs.CERTIFICATES}):
         raise NotARun(f"{str(root)!r} holds a run or other files; give an empty or a new folder")

@@ -13,6 +13,7 @@ import numpy as np
 from pixeldp import plots
 from pixeldp._version import __version__
 from pixeldp.certificates import CERTIFICATES, tight
+from pixeldp.files import rounded_down
 from pixeldp.metrics import (
     accuracy_interval,
     average_certified_radius,
@@ -21,7 +22,6 @@ from pixeldp.metrics import (
     precision_on_certified,
 )
 from pixeldp.norms import attack_norm
-from pixeldp.runs import rounded_down
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -20,10 +20,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import platform
-import tempfile
-from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -34,6 +31,7 @@ import safetensors.torch
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer
 
+from pixeldp import files
 from pixeldp._version import __version__
 from pixeldp.constraints import hold_sensitivity
 from pixeldp.errors import (
@@ -42,7 +40,6 @@ from pixeldp.errors import (
     PixelDPError,
     RunCorrupt,
     RunExists,
-    RunInaccessible,
     RunIncomplete,
     RunMissing,
     RunTooNew,
@@ -54,7 +51,7 @@ from pixeldp.scores import Scores, Stopped
 from pixeldp.training import Recipe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    import os
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -172,7 +169,7 @@ def load(folder: str | os.PathLike[str]) -> PixelDP:
     config, path = read_config(folder), Path(folder) / WEIGHTS
     if not path.is_file():
         raise RunIncomplete(f"the run {str(folder)!r} has no {WEIGHTS}; train it again")
-    content = _read(path)
+    content = files.read(path)
     if hashlib.sha256(content).hexdigest() != config.weights_sha256:
         raise RunCorrupt(
             f"{str(path)!r} is damaged or belongs to another run: its digest is not the one in "
@@ -204,7 +201,7 @@ def read_config(folder: str | os.PathLike[str]) -> RunConfig:
                 "train it again with --overwrite"
             )
         raise NotARun(f"{str(folder)!r} is not a run folder: it has no {CONFIG}")
-    data = json_object(path)
+    data = files.json_object(path)
     if data.get("format") != "pixeldp-run":
         raise NotARun(f"{str(path)!r} is not the configuration of a run")
     version = data.get("version")
@@ -224,10 +221,10 @@ def begin(folder: str | os.PathLike[str], *, overwrite: bool) -> Path:
             _check_may_write(root, overwrite=overwrite)
             # The configuration first: without it the rest is known to be unfinished.
             journals = [str(path.relative_to(root)) for path in root.glob("scores/journal-*")]
-            remove(root, *_OWN_FILES, *journals)
+            files.remove(root, *_OWN_FILES, *journals)
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise cannot("write to", root, error) from error
+        raise files.cannot("write to", root, error) from error
     return root
 
 
@@ -249,7 +246,7 @@ def finish(folder: Path, config: RunConfig, model: PixelDP) -> RunConfig:
     """Write the weights and then the configuration, which makes the run complete."""
     state = {name: tensor.contiguous() for name, tensor in model.network.state_dict().items()}
     content = safetensors.torch.save(state)
-    write(folder / WEIGHTS, content)
+    files.write(folder / WEIGHTS, content)
     done = config.model_copy(
         update={
             "weights_sha256": hashlib.sha256(content).hexdigest(),
@@ -260,17 +257,8 @@ def finish(folder: Path, config: RunConfig, model: PixelDP) -> RunConfig:
             },
         }
     )
-    write(folder / CONFIG, (done.model_dump_json(indent=2) + "\n").encode())
+    files.write(folder / CONFIG, (done.model_dump_json(indent=2) + "\n").encode())
     return done
-
-
-def remove(folder: Path, *names: str) -> None:
-    """Remove files that no longer say the truth, if they are there."""
-    try:
-        for name in names:
-            (folder / name).unlink(missing_ok=True)
-    except OSError as error:
-        raise cannot("write to", folder, error) from error
 
 
 def append_log(folder: Path, entry: dict[str, Any]) -> None:
@@ -280,7 +268,7 @@ def append_log(folder: Path, entry: dict[str, Any]) -> None:
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
     except OSError as error:
-        raise cannot("write", path, error) from error
+        raise files.cannot("write", path, error) from error
 
 
 def write_scores(folder: Path, config: RunConfig, scores: Scores, *, plan: str = "") -> None:
@@ -300,7 +288,7 @@ def write_scores(folder: Path, config: RunConfig, scores: Scores, *, plan: str =
         {name: np.ascontiguousarray(array) for name, array in arrays.items()},
         metadata=metadata,
     )
-    write(folder / SCORES, content)
+    files.write(folder / SCORES, content)
 
 
 def read_scores(folder: Path, config: RunConfig) -> Scores:
@@ -352,73 +340,7 @@ def read_settings(folder: Path) -> CertificationSettings:
             f"the run {str(folder)!r} has no certificates yet; make them with: "
             f"pixeldp certify {folder}"
         )
-    return _validated(CertificationSettings, json_object(path), path)
-
-
-def rounded_up(value: float, digits: int) -> str:
-    """Return an upper bound for a file: rounding it down would claim too much."""
-    return str(Decimal(value).quantize(Decimal(1).scaleb(-digits), rounding=ROUND_CEILING))
-
-
-def rounded_down(value: float, digits: int = 6) -> str:
-    """Return a radius for a file or a page: rounding it up would make a false certificate.
-
-    >>> rounded_down(1.9999999)
-    '1.999999'
-    """
-    if math.isinf(value):
-        return "inf"
-    return str(Decimal(value).quantize(Decimal(1).scaleb(-digits), rounding=ROUND_FLOOR))
-
-
-def write_table(path: Path, columns: dict[str, Iterable[object]]) -> None:
-    """Write a tab-separated table."""
-    rows = zip(*columns.values(), strict=True)
-    lines = ["\t".join(columns), *("\t".join(str(cell) for cell in row) for row in rows)]
-    write(path, ("\n".join(lines) + "\n").encode())
-
-
-def write(path: Path, content: bytes) -> None:
-    """Write a file so that it is there whole or not at all, whatever happens meanwhile."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(temporary).chmod(0o644)
-            Path(temporary).replace(path)
-        finally:
-            Path(temporary).unlink(missing_ok=True)
-    except OSError as error:
-        raise cannot("write", path, error) from error
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise cannot("read", path, error) from error
-
-
-def cannot(verb: str, path: Path, error: OSError) -> RunInaccessible:
-    """Return the refusal of what the operating system would not do."""
-    return RunInaccessible(f"cannot {verb} {str(path)!r}: {error.strerror or error}")
-
-
-def json_object(path: Path) -> dict[str, Any]:
-    """Return what a JSON file of a run holds."""
-    try:
-        data = json.loads(_read(path))
-    except ValueError as error:
-        raise RunCorrupt(
-            f"{str(path)!r} is not readable JSON ({error}); it may be cut off"
-        ) from error
-    if not isinstance(data, dict):
-        raise NotARun(f"{str(path)!r} is not part of a run")
-    return data
+    return _validated(CertificationSettings, files.json_object(path), path)
 
 
 def _validated(kind: type[Model], data: dict[str, Any], path: Path) -> Model:

@@ -9,18 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pixeldp import plots, report, runs, teams
+from pixeldp import files, plots, report, runs, teams
 from pixeldp._checks import one_of, whole
 from pixeldp.certificates import CERTIFICATES
 from pixeldp.certification import Certification, certify_scores
 from pixeldp.datasets import Dataset, load_dataset
 from pixeldp.drawing import Work, draw_run, locked
 from pixeldp.errors import InvalidArgument, RunCorrupt
+from pixeldp.files import rounded_down, rounded_up
 from pixeldp.layouts import block_draws
 from pixeldp.precisions import PRECISIONS
 from pixeldp.prediction import Prediction, predict
 from pixeldp.report import Results
-from pixeldp.runs import CertificationSettings, RunConfig, rounded_down, rounded_up
+from pixeldp.runs import CertificationSettings, RunConfig
+from pixeldp.streams import checked_seed
 from pixeldp.tasks import Task, plan_for
 from pixeldp.teams import Team
 from pixeldp.training import train
@@ -90,7 +92,7 @@ def certify_run(
             model=model.to(where),
             task=replace(task, step=block_draws(where)),
             inputs=inputs.to(where),
-            seed=seed,
+            seed=None if seed is None else checked_seed(seed),
             compiled=compiled,
             batch=batch,
             restart=restart,
@@ -226,9 +228,9 @@ def _keep_certificates(
 ) -> Results:
     """Certify from scores, and write down how and what."""
     results = _results(config, _certified(config, drawn, settings), dataset, settings)
-    runs.remove(root, runs.REPORT, runs.CURVE)  # they show the earlier certificates
-    runs.write(root / runs.SETTINGS, (settings.model_dump_json(indent=2) + "\n").encode())
-    runs.write_table(root / runs.CERTIFICATES, _columns(results))
+    files.remove(root, runs.REPORT, runs.CURVE)  # they show the earlier certificates
+    files.write(root / runs.SETTINGS, (settings.model_dump_json(indent=2) + "\n").encode())
+    files.write_table(root / runs.CERTIFICATES, _columns(results))
     return results
 
 
@@ -274,9 +276,9 @@ def read_results(folder: str | os.PathLike[str]) -> Results:
 def write_report(folder: str | os.PathLike[str]) -> Path:
     """Write ``report.html`` and ``plots/`` of a certified run; return the page's path."""
     root, results = Path(folder), read_results(folder)
-    runs.write(root / runs.CURVE, plots.png(results.curve()))
+    files.write(root / runs.CURVE, plots.png(results.curve()))
     page = root / runs.REPORT
-    runs.write(page, report.render(results).encode())
+    files.write(page, report.render(results).encode())
     return page
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pixeldp import records, runs, workflow
+from pixeldp import files, records, workflow
 from pixeldp.cli.application import DELTA, EPSILON, Draws, app
 from pixeldp.cli.certifying import certify_shown
 from pixeldp.cli.console import print_results, progress, say
@@ -56,7 +56,7 @@ def demo(
     if record is not None:
         command = f"pixeldp demo --draws {draws} --epochs {epochs}"
         text = records.record(command=command, seed=_DEMO_SEED, numbers=results.numbers())
-        runs.write(record, text.encode())
+        files.write(record, text.encode())
     say(f"report: {page}")
 
 

@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from torch import nn
 
 from pixeldp import Gaussian, PixelDP, certified_radius, certify, confidence_bounds
-from pixeldp.certification import certify_scores
+from pixeldp.bounds.methods import METHODS
+from pixeldp.bounds.sums import Sums
+from pixeldp.certification import Certification, certify_scores
 from pixeldp.errors import InvalidArgument, InvalidInput, InvalidScores, TooFewDraws
 from pixeldp.scores import Scores
 from pixeldp.sketches import PLACES
@@ -215,3 +220,178 @@ def test_draws_that_are_not_independent_are_refused(network: nn.Module, message:
 def test_inputs_that_do_not_fit_are_refused(model: PixelDP) -> None:
     with pytest.raises(InvalidInput, match=r"x must have shape \(batch, 1, 6, 6\)"):
         certify(model, torch.rand(1, 6, 6), draws=100)
+
+
+# Draws that are stopped by what they show, before a network whose true radius is the distance.
+
+TRUE = 0.4  # the expected score of the label is Φ(0.8) = 0.788
+
+
+def linear() -> PixelDP:
+    network = nn.Linear(2, 2, bias=False)
+    network.weight.data = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+    return PixelDP(network, Gaussian(scale=0.5, norm=2))
+
+
+def at_distance(inputs: int, distance: float = TRUE) -> torch.Tensor:
+    return torch.tensor([[distance, 3.0]]).repeat(inputs, 1)
+
+
+def refuted(false: np.ndarray, level: float = 0.05) -> bool:
+    """Whether a binomial test rejects that what is false has at most that probability."""
+    test = stats.binomtest(int(false.sum()), len(false), level, alternative="greater")
+    return bool(test.pvalue < 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "inputs"),
+    [
+        ({"draws": 640, "target": TRUE * (1 + 1e-7)}, 2000),
+        ({"draws": 640, "target": [0.1, 0.2, 0.3, TRUE * (1 + 1e-7)]}, 2000),
+        ({"draws": 640, "target": [0.2, TRUE * (1 + 1e-7)], "bound": "beta-binomial"}, 400),
+        ({"draws": 320, "target": 0.05, "scores": "softmax"}, 150),
+        ({"draws": 256, "tolerance": 0.15}, 100),
+        ({"draws": 10_000, "seconds": 0.2}, 100),
+    ],
+    ids=["target", "targets", "beta-binomial", "softmax", "tolerance", "seconds"],
+)
+def test_stopped_draws_rarely_certify_more_than_the_true_radius(
+    options: dict[str, Any], inputs: int
+) -> None:
+    result = certify(linear(), at_distance(inputs), seed=3, **options)
+    assert not refuted(result.radius > TRUE)
+    assert (result.radius > 0).mean() > 0.5
+    assert (result.label == 0).mean() > 0.99
+    assert ((result.scores.draws >= 32) & (result.scores.draws <= options["draws"])).all()
+    stopped = result.scores.stopped
+    assert stopped is not None
+    assert (stopped.bound, stopped.kind) == (result.bounds.method, options.get("scores", "argmax"))
+    assert stopped.alpha == pytest.approx(0.05)
+    assert (result.lower == stopped.proved).all()
+    assert result.bounds.spending.plan == "rest"
+
+
+def test_a_target_that_is_reached_is_certified_in_full() -> None:
+    """What is certified is the largest target that was reached, and no bit less."""
+    targets = [0.1, 0.2, 0.3, 0.5]
+    result = certify(linear(), at_distance(150), draws=3000, target=targets, seed=4)
+    assert ((result.radius >= 0.2) & (result.radius < TRUE)).all()
+    assert (result.radius >= 0.3).mean() > 0.9
+    for radius in result.radius:
+        reached = max(target for target in targets if target <= radius)
+        assert reached <= radius <= reached * (1 + 1e-6)
+    assert result.scores.draws.mean() < 1500  # the next is out of reach, and given up
+
+
+def test_less_tolerance_and_more_seconds_take_more_draws_for_larger_radii() -> None:
+    x = at_distance(10)
+    loose, close = (
+        certify(linear(), x, draws=1500, tolerance=tolerance, seed=4) for tolerance in (0.3, 0.12)
+    )
+    hurried, patient = (
+        certify(linear(), x, draws=500, seconds=seconds, seed=4) for seconds in (1e-6, 1e6)
+    )
+    assert hurried.scores.draws.tolist() == [32] * 10  # every input is looked at once
+    assert patient.scores.draws.tolist() == [500] * 10
+    for less, more in ((loose, close), (hurried, patient)):
+        assert less.scores.draws.mean() < 0.5 * more.scores.draws.mean()
+        assert less.radius.mean() < more.radius.mean() < TRUE
+
+
+@pytest.mark.parametrize("options", [{}, {"target": 0.2}, {"selection": 20}], ids=str)
+def test_shared_noise_certifies_equal_inputs_equally(options: dict[str, Any]) -> None:
+    """Over many seeds it is as rarely wrong as noise of one's own."""
+    result = certify(linear(), at_distance(5), draws=400, shared_noise=True, seed=4, **options)
+    assert (result.scores.sums == result.scores.sums[0]).all()
+    assert (result.radius == result.radius[0]).all()
+    options = {"draws": 320, "shared_noise": True, **options}
+    found = [certify(linear(), at_distance(1), seed=s, **options).radius[0] for s in range(60)]
+    assert not refuted(np.array(found) > TRUE)
+
+
+def test_certificates_that_hold_together_pay_for_it_with_draws() -> None:
+    x = at_distance(100)
+    each = certify(linear(), x, draws=2000, target=0.25, seed=4)
+    together = certify(linear(), x, draws=2000, target=0.25, seed=4, simultaneous=True)
+    assert together.scores.draws.mean() > 1.3 * each.scores.draws.mean()
+    assert together.bounds.simultaneous
+    assert together.scores.stopped is not None
+    assert together.scores.stopped.alpha == together.bounds.spending.alpha
+    assert together.bounds.spending.alpha == pytest.approx(0.05 / 100)
+
+
+def test_targets_out_of_reach_are_refused_before_the_first_draw(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pixeldp.sampling.draw_all", lambda *_, **__: pytest.fail("drawn"))
+    few: list[dict[str, Any]] = [{"draws": 50, "target": 1.0}, {"draws": 3, "tolerance": 0.1}]
+    for options in (*few, {"draws": 12, "simultaneous": True, "target": 0.1}):
+        with pytest.raises(TooFewDraws, match="draws must be at least"):
+            certify(linear(), at_distance(100), **options)
+
+
+@pytest.fixture(scope="module")
+def stopped() -> Certification:
+    x = torch.cat([at_distance(3, 0.2), at_distance(3, 0.4), at_distance(3, 0.8)])
+    return certify(linear(), x, draws=3000, target=[0.1, 0.3, 0.6], seed=4, confidence=0.95)
+
+
+def again(stopped: Certification, **options: object) -> Certification:
+    return certify_scores(stopped.scores, noise=stopped.noise, sensitivity=1.0, **options)  # type: ignore[arg-type]
+
+
+def test_what_was_proved_while_drawing_is_kept(stopped: Certification) -> None:
+    for options in ({}, {"confidence": 0.9}, {"bound": "planned"}):
+        kept = again(stopped, **options)
+        assert kept.lower.tolist() == stopped.lower.tolist()
+        assert kept.bounds.method == "planned"
+        assert kept.confidence == options.get("confidence", 0.95)
+
+
+FIXED = "does not hold for argmax scores whose draws are stopped by what they show; take 'beta-bin"
+PLANNED = (
+    "holds for what was planned before the draws: argmax scores by 'planned' at alpha=0.05, got"
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        *(({"bound": bound}, FIXED) for bound in ("clopper-pearson", "hoeffding", "bernstein")),
+        ({"bound": "planned", "confidence": 0.99}, f"{PLANNED} scores='argmax' at alpha=0.01"),
+        ({"bound": "planned", "simultaneous": True}, "scores='argmax' at alpha=0.00555556"),
+        ({"bound": "planned", "scores": "softmax"}, f"{PLANNED} scores='softmax' at alpha=0.05"),
+        ({"plan": "all"}, "plan='all' is for a number of draws that was fixed beforehand"),
+        ({"plan": "union"}, "plan='union' is for labels chosen by the same"),
+        ({"scores": "softmax"}, "method='betting' needs a sketch of softmax scores"),
+    ],
+)
+def test_what_does_not_hold_for_stopped_draws_is_refused(
+    stopped: Certification, options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=re.escape(message)):
+        again(stopped, **options)
+
+
+@pytest.mark.parametrize("bound", ["beta-binomial", "betting"])
+@pytest.mark.parametrize("confidence", [0.9, 0.95, 0.999])
+def test_anytime_bounds_serve_at_any_confidence(
+    stopped: Certification, bound: str, confidence: float
+) -> None:
+    made = again(stopped, bound=bound, confidence=confidence)
+    counts, draws = stopped.scores.counts[:, 0], stopped.scores.draws
+    sums = Sums(totals=counts.astype(float), draws=draws.astype(float))
+    expected, _ = METHODS[bound].bound(sums, 1 - confidence, two_sided=False)
+    assert made.lower == pytest.approx(expected)
+    assert (made.bounds.method, made.confidence) == (bound, confidence)
+    if confidence > 0.95:  # what was planned no longer holds: left to itself, it takes what does
+        assert again(stopped, confidence=confidence).bounds.method == "beta-binomial"
+
+
+def test_other_certificates_on_the_same_stopped_draws(stopped: Certification) -> None:
+    for certificate in ("dp", "analytic", "renyi"):
+        other = again(stopped, certificate=certificate)
+        assert other.lower.tolist() == stopped.lower.tolist()
+        assert other.radius.tolist() == stopped.with_certificate(certificate).tolist()
+        assert (other.radius <= stopped.radius).all()
+        assert other.radius[-1] > 0

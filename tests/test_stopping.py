@@ -10,22 +10,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pixeldp import Gaussian
+from pixeldp import Gaussian, stopping
 from pixeldp.bounds import methods
 from pixeldp.bounds.planned import planned_looks
 from pixeldp.scores import Drawn
 from pixeldp.sketches import PLACES, sketch_of
-from pixeldp.stopping import (
-    FORLORN,
-    Duel,
-    Evidence,
-    Exactly,
-    Ladder,
-    Rule,
-    Within,
-    forecast,
-    lower_bound,
-)
+from pixeldp.stopping import Duel, Evidence, Exactly, Ladder, Rule, Within, forecast, lower_bound
 from pixeldp.tasks import radius_of
 
 if TYPE_CHECKING:
@@ -360,11 +350,11 @@ def test_giving_up_costs_few_inputs_that_would_have_made_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rule, world = Ladder((0.7,), LOOKS, ALPHA), coin(0.75)
-    given_up = drive(rule, world)
+    given_up, forlorn = drive(rule, world), stopping.FORLORN
     monkeypatch.setattr("pixeldp.stopping.FORLORN", 0.0)
     patient = drive(rule, world)
     lost = (patient.proved > given_up.proved).mean()
-    assert 0.0 < lost < 2 * FORLORN  # near the target, and looked at many times
+    assert 0.0 < lost < 2 * forlorn  # near the target, and looked at many times
     assert given_up.draws.mean() < patient.draws.mean()
 
 
@@ -383,6 +373,17 @@ def test_the_forecast_agrees_with_simulated_futures(draws: int, last: int, share
 def test_the_forecast_is_certain_where_nothing_is_left() -> None:
     assert forecast(70, 70, 100, 100, 0.7) == 1.0
     assert forecast(69, 69, 100, 100, 0.7) == 0.0
+
+
+@pytest.mark.parametrize("bound", ["beta-binomial", "betting"])
+def test_what_is_settled_is_the_bound_at_the_level_of_the_rule(bound: str) -> None:
+    for rule in (
+        Within(0.0, tight, FEW, 0.01, "argmax", bound),
+        Evidence((0.5,), FEW, 0.01, "argmax", bound),
+    ):
+        drawn = coin(0.5).drawn(np.array([300, 100]), 0)
+        rule.settle(drawn)
+        assert drawn.proved == lower_bound(drawn, "argmax", bound, 0.01) > 0.6
 
 
 def test_a_fixed_number_of_draws_looks_at_nothing() -> None:

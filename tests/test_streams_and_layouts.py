@@ -16,7 +16,6 @@ from pixeldp.layouts import (
     Layout,
     back_of,
     block_draws,
-    halvings,
     tried_layout,
     usable_layout,
     usual_layout,
@@ -156,11 +155,11 @@ def test_a_generator_is_named_by_all_of_its_words() -> None:
 # Layouts.
 
 
-def test_halvings_are_all_numbers_of_blocks_that_are_tried() -> None:
-    assert halvings(1) == [1]
-    assert halvings(5) == [5]
-    assert halvings(8) == [8, 4, 2, 1]
-    assert halvings(24) == [24, 12, 6, 3]
+def test_batches_are_halved_while_that_is_whole_unless_they_must_be_whole() -> None:
+    sizes = {1: [1], 5: [5], 8: [8, 4, 2, 1], 24: [24, 12, 6, 3]}
+    for blocks, expected in sizes.items():
+        assert Layout(draws=32, blocks=blocks).sizes() == expected
+        assert Layout(draws=32, blocks=blocks, whole=True).sizes() == [blocks]
 
 
 def test_large_values_go_through_in_smaller_blocks_and_fewer_at_once() -> None:
@@ -206,6 +205,7 @@ def test_a_layout_is_recorded_as_what_json_can_hold() -> None:
         "draws": 32,
         "blocks": 4,
         "channels_last": True,
+        "whole": False,
         "compiled": False,
     }
     assert Layout(**layout.as_dict()) == layout
@@ -239,43 +239,65 @@ def test_a_network_that_insists_on_the_usual_order_gets_it() -> None:
     assert viewed.draws.tolist() == [100] * 3
 
 
-class BatchDependent(nn.Module):
-    """Rounds otherwise for other batches, by so little that it passes as rounding."""
+class Rounding(nn.Module):
+    """Rounds some rows of some batches otherwise, by so little that the probes let it pass.
 
-    def __init__(self, differs: Callable[[int], bool]) -> None:
+    ``otherwise(rows)``: the factor of all rows, or of each, in a batch of so many.
+    """
+
+    def __init__(self, otherwise: Callable[[int], torch.Tensor]) -> None:
         super().__init__()
-        self.differs = differs
+        self.otherwise = otherwise
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         logits = torch.cat([x[:, :1], -x[:, :1]], dim=1)
-        return logits * (1 + 2e-7) if self.differs(len(x)) else logits
+        return logits * torch.where(self.otherwise(len(x)), 1 + 2e-7, 1.0)[:, None]
 
 
-@pytest.mark.parametrize(
-    ("differs", "tried"),
-    [
-        (lambda rows: rows > 32, {1}),
-        (lambda rows: rows == 64, {1}),
-        (lambda rows: rows == 128, {1, 2}),
-    ],
-    ids=["above one block", "at two blocks", "at four blocks"],
-)
-def test_blocks_whose_bits_depend_on_the_batch_go_through_alone(
-    differs: Callable[[int], bool], tried: set[int]
+def rounding(otherwise: Callable[[int], torch.Tensor]) -> PixelDP:
+    return PixelDP(Rounding(otherwise), Gaussian(scale=1.0, norm=2))
+
+
+EVEN = rounding(lambda rows: torch.zeros(rows, dtype=torch.bool))
+BY_BATCH = {
+    "above one block": rounding(lambda rows: torch.full((rows,), rows > 32)),
+    "at two blocks": rounding(lambda rows: torch.full((rows,), rows == 64)),
+    "at four blocks": rounding(lambda rows: torch.full((rows,), rows == 128)),
+}
+BY_PLACE = {
+    "every other block": rounding(lambda rows: torch.arange(rows) // 32 % 2 == 1),
+    "the last row": rounding(lambda rows: torch.arange(rows) == 127),
+}
+
+
+@pytest.mark.parametrize("name", BY_BATCH)
+def test_bits_that_depend_on_the_size_of_the_batch_are_computed_in_whole_batches(name: str) -> None:
+    """Then the company of an input changes nothing: every batch is of one size."""
+    model, x = BY_BATCH[name], torch.randn(5, 4)
+    usable = usable_layout(model, x[:1])
+    assert (usable.blocks, usable.whole) == (4, True)
+    assert tried_layout(model, x[:1]) == usable
+    together = sample_scores(model, x, draws=70, seed=4)
+    for few in (1, 2, 3):
+        alone = sample_scores(model, x[:few], draws=70, seed=4)
+        assert (alone.sums == together.sums[:few]).all()
+
+
+@pytest.mark.parametrize("name", BY_PLACE)
+def test_bits_that_depend_on_the_place_in_the_batch_go_through_one_block_at_a_time(
+    name: str,
 ) -> None:
-    model = PixelDP(BatchDependent(differs), Gaussian(scale=1.0, norm=2))
-    x = torch.randn(2, 5)
+    model, x = BY_PLACE[name], torch.randn(3, 4)
     assert usable_layout(model, x[:1]).blocks == 1
-    assert tried_layout(model, x[:1]).blocks in tried
-    # Seen from the outside: what is drawn does not depend on the batch.
-    alone, many = (sample_scores(model, x, draws=300, seed=4, batch_size=n) for n in (1, 500))
+    assert tried_layout(model, x[:1]).blocks in ((1,) if name == "every other block" else (1, 2))
+    # Seen from the outside: what is drawn does not depend on how many draws were asked for at once.
+    alone, many = (sample_scores(model, x, draws=300, seed=4, batch_size=n) for n in (1, 128))
     assert (alone.sums == many.sums).all()
 
 
 def test_a_network_that_treats_rows_alike_keeps_its_blocks() -> None:
-    model = PixelDP(BatchDependent(lambda _: False), Gaussian(scale=1.0, norm=2))
-    assert usable_layout(model, torch.randn(1, 5)).blocks == 4
-    assert usable_layout(model, torch.randn(1, 5), batch=96).blocks == 3
+    assert usable_layout(EVEN, torch.randn(1, 5)) == Layout(draws=32, blocks=4)
+    assert usable_layout(EVEN, torch.randn(1, 5), batch=96) == Layout(draws=32, blocks=3)
 
 
 def sums(model: PixelDP, x: torch.Tensor, layout: Layout) -> npt.NDArray[np.float64]:
@@ -294,8 +316,7 @@ def test_the_layout_that_is_tried_gives_the_bits_of_one_block_alone() -> None:
 
 def test_a_trial_grows_while_that_pays_and_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the clock in hand: the fastest number of blocks is taken."""
-    model = PixelDP(BatchDependent(lambda _: False), Gaussian(scale=1.0, norm=2))
-    value = torch.randn(1, 5)
+    model, value = EVEN, torch.randn(1, 5)
     for best in (1, 4, 16):
         monkeypatch.setattr(
             "pixeldp.layouts._seconds",
@@ -310,7 +331,7 @@ def test_a_trial_grows_while_that_pays_and_no_further(monkeypatch: pytest.Monkey
 
 
 def test_a_trial_is_made_where_it_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = PixelDP(BatchDependent(lambda _: False), Gaussian(scale=1.0, norm=2))
+    model = EVEN
     found = Layout(draws=32, blocks=7)
     monkeypatch.setattr("pixeldp.sampling.tried_layout", lambda *_, **__: found)
     x = torch.randn(1, 5)
@@ -322,12 +343,30 @@ def test_a_trial_is_made_where_it_is_worth_it(monkeypatch: pytest.MonkeyPatch) -
 def test_the_back_is_that_of_the_model_unless_it_is_compiled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model = PixelDP(BatchDependent(lambda _: False), Gaussian(scale=1.0, norm=2))
+    model = EVEN
     noisy = torch.randn(32, 5)
     assert torch.equal(back_of(model, Layout(draws=32, blocks=1))(noisy), model.back(noisy))
     monkeypatch.setattr(PixelDP, "compiled_back", lambda _: torch.negative)
     compiled = back_of(model, Layout(draws=32, blocks=1, compiled=True))
     assert torch.equal(compiled(noisy), -noisy)
-    # Compiling that fails, or that is not faster, leaves the network as it is.
+
+
+def test_a_compiled_back_is_kept_only_if_it_works_and_is_faster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the clock in hand. Its bits are its own, so that its batches are whole."""
+    value, faster = torch.randn(1, 5), True
+    monkeypatch.setattr(
+        "pixeldp.layouts._seconds", lambda *at: 0.5 if at[1].compiled is faster else 1.0
+    )
+    monkeypatch.setattr("pixeldp.layouts._MOST_DRAWS", 128)
+    monkeypatch.setattr(PixelDP, "compiled_back", lambda model: model.back)
+    kept = tried_layout(EVEN, value, compiled=True)
+    assert (kept.compiled, kept.whole) == (True, True)
+    faster = False
+    assert not tried_layout(EVEN, value, compiled=True).compiled
+    faster = True
+    monkeypatch.setattr(PixelDP, "compiled_back", lambda _: BY_PLACE["every other block"].back)
+    assert not tried_layout(EVEN, value, compiled=True).compiled
     monkeypatch.setattr(PixelDP, "compiled_back", lambda _: 1 / 0)
-    assert not tried_layout(model, noisy[:1], compiled=True).compiled
+    assert not tried_layout(EVEN, value, compiled=True).compiled

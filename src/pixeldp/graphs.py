@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 # Captured with this many rows: neither 0 nor 1, which export would take for special cases.
 _TRACE_ROWS = 2
 
+# Some operations of GPUs promise no more, and capture asks for a promise.
+_MOST_ROWS = 2**15
+
 
 @dataclass(frozen=True)
 class Graph:
@@ -230,7 +233,7 @@ def _check_takes_one(network: nn.Module) -> None:
 
 
 def _export(network: nn.Module, example: torch.Tensor) -> ExportedProgram:
-    rows = Dim("rows")
+    rows = Dim("rows", max=_MOST_ROWS)
     with evaluating(network), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # export's own remarks; its refusals are errors
         try:

@@ -1,9 +1,12 @@
 """How draws go through the network: how many at once, and in which order in memory.
 
 The draws of an input come in *blocks* of a fixed size, and a few blocks, of one input or of
-several, go through the back together. How many suits the machine best is found by trying; a size
-counts only if it gives the very bits that one block alone gives, so that results do not depend on
-what else was computed beside them, nor on how fast the machine happened to be.
+several, go through the back together. On a processor, how many suits it best is found by trying; a
+number counts only if it gives the very bits that one block alone gives, so that results do not
+depend on what else was computed beside them, nor on how fast the machine happened to be. A GPU
+computes a batch of another size by other code, in other bits: there the number is fixed by the size
+of the values alone, whole batches are always computed, and what is asked is that every place in the
+batch gives the same bits.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ _TRIAL_SECONDS = 0.1
 _WORTH = 1.03
 
 # Without a trial, so many blocks at once.
-_USUAL = 4
+_USUAL = {"cpu": 4, "mps": 16, "cuda": 64}
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,8 @@ class Layout:
         Blocks that go through the back at once.
     channels_last:
         Whether images lie in memory with their channels together, which most processors prefer.
+    whole:
+        Whether a batch is always computed whole, its unused places too.
     compiled:
         Whether the back is compiled first (``torch.compile``).
     """
@@ -67,7 +72,19 @@ class Layout:
     draws: int
     blocks: int
     channels_last: bool = False
+    whole: bool = False
     compiled: bool = False
+
+    def sizes(self) -> list[int]:
+        """Return the numbers of blocks that go through the back: all, or half of it, and so on.
+
+        >>> Layout(draws=32, blocks=12).sizes(), Layout(draws=32, blocks=12, whole=True).sizes()
+        ([12, 6, 3], [12])
+        """
+        sizes = [self.blocks]
+        while sizes[-1] % 2 == 0 and not self.whole:
+            sizes.append(sizes[-1] // 2)
+        return sizes
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as what JSON can hold."""
@@ -101,7 +118,8 @@ def usual_layout(value: torch.Tensor, *, batch: int | None = None) -> Layout:
     draws = block_draws(value.device)
     while draws > 8 and draws * row > _BLOCK_BYTES:
         draws //= 2
-    blocks = _USUAL if batch is None else -(-whole("batch", batch, least=1) // draws)
+    usual = _USUAL.get(value.device.type, _USUAL["cpu"])
+    blocks = usual if batch is None else -(-whole("batch", batch, least=1) // draws)
     while batch is None and blocks > 1 and blocks * draws * row > _BATCH_BYTES:
         blocks //= 2
     # Only where there are channels, places in two directions, and more than one of each.
@@ -110,37 +128,31 @@ def usual_layout(value: torch.Tensor, *, batch: int | None = None) -> Layout:
 
 
 def usable_layout(model: PixelDP, value: torch.Tensor, *, batch: int | None = None) -> Layout:
-    """Return the usual layout, or one block at a time where more would change the bits."""
+    """Return the usual layout, changed as far as the same bits require."""
     usual = usual_layout(value, batch=batch)
     if usual.channels_last:
         try:
             _trial_logits(model.back, usual, value, 1)
         except RuntimeError:  # the network insists on the other order (a view of its memory)
             usual = replace(usual, channels_last=False)
-    reference = _trial_logits(model.back, usual, value, 1)
-    if all(_same_bits(model.back, usual, value, n, reference) for n in halvings(usual.blocks)):
-        return usual
+    if value.device.type == "cpu":
+        reference = _trial_logits(model.back, usual, value, 1)
+        if all(_same_bits(model.back, usual, value, n, reference) for n in usual.sizes()):
+            return usual
+    if _same_places(model.back, usual, value):
+        return replace(usual, whole=True)
     return replace(usual, blocks=1)
-
-
-def halvings(blocks: int) -> list[int]:
-    """Return the numbers of blocks that go through the back at once: all, or half of it, and so on.
-
-    >>> halvings(12)
-    [12, 6, 3]
-    """
-    sizes = [blocks]
-    while sizes[-1] % 2 == 0:
-        sizes.append(sizes[-1] // 2)
-    return sizes
 
 
 def tried_layout(model: PixelDP, value: torch.Tensor, *, compiled: bool = False) -> Layout:
     """Return the layout with the most draws a second, found by trying a few.
 
     The number of blocks is doubled while that pays, memory allows, and the bits stay the same.
+    Where batches must be whole, it is left as it is.
     """
     usual = usable_layout(model, value)
+    if usual.whole:
+        return _compiled_if_faster(model, usual, value) if compiled else usual
     best, speed = 1, 0.0
     reference = _trial_logits(model.back, usual, value, 1)
     blocks, before = 1, _peak_bytes(value.device)
@@ -162,9 +174,7 @@ def tried_layout(model: PixelDP, value: torch.Tensor, *, compiled: bool = False)
         if not _same_bits(model.back, usual, value, blocks, reference):
             break
     found = replace(usual, blocks=best)
-    if compiled:
-        return _compiled_if_faster(model, found, value, best * usual.draws / speed)
-    return found
+    return _compiled_if_faster(model, found, value) if compiled else found
 
 
 def back_of(model: PixelDP, layout: Layout) -> Back:
@@ -172,18 +182,16 @@ def back_of(model: PixelDP, layout: Layout) -> Back:
     return model.compiled_back() if layout.compiled else model.back
 
 
-def _compiled_if_faster(
-    model: PixelDP, layout: Layout, value: torch.Tensor, seconds: float
-) -> Layout:
-    """Compile the back and keep that if it is faster; the draws' order and bits are another."""
-    candidate = replace(layout, compiled=True)
+def _compiled_if_faster(model: PixelDP, layout: Layout, value: torch.Tensor) -> Layout:
+    """Compile the back, for whole batches, and keep that if it is faster; its bits are others."""
+    candidate = replace(layout, whole=True, compiled=True)
     # Without a compiler, or for an operation that it does not know, the network runs as it is.
     with suppress(Exception):
         back = back_of(model, candidate)
-        logits = _trial_logits(back, layout, value, layout.blocks)
-        apart = torch.equal(logits, logits[: layout.draws].repeat(layout.blocks, 1))
-        if apart and _seconds(back, layout, value, layout.blocks) * _WORTH < seconds:
-            return candidate
+        if _same_places(back, candidate, value):
+            plain = _seconds(model.back, layout, value, layout.blocks)
+            if _seconds(back, candidate, value, layout.blocks) * _WORTH < plain:
+                return candidate
     return layout
 
 
@@ -211,6 +219,12 @@ def _same_bits(
     logits = _trial_logits(back, layout, value, blocks)
     expected = reference.repeat(blocks, 1)
     return bool(torch.equal(logits, expected))
+
+
+def _same_places(back: Back, layout: Layout, value: torch.Tensor) -> bool:
+    """Whether the same block gives the same bits in every place of a whole batch."""
+    logits = _trial_logits(back, layout, value, layout.blocks)
+    return bool(torch.equal(logits, logits[: layout.draws].repeat(layout.blocks, 1)))
 
 
 def _trial_logits(back: Back, layout: Layout, value: torch.Tensor, blocks: int) -> torch.Tensor:

@@ -16,7 +16,7 @@ import torch
 
 from pixeldp._checks import one_of, positive, whole
 from pixeldp.errors import InvalidScores
-from pixeldp.layouts import Layout, back_of, halvings, tried_layout, usable_layout
+from pixeldp.layouts import Layout, back_of, tried_layout, usable_layout
 from pixeldp.precisions import arithmetic
 from pixeldp.probing import check_logits, probe_labels
 from pixeldp.scores import KINDS, Drawn, Scores
@@ -301,8 +301,7 @@ class _Sampler:
 
     def _evaluate(self, cells: list[_Cell]) -> torch.Tensor:
         """Return the logits of the blocks; the batch is as small as it can be in whole powers."""
-        sizes = halvings(self._layout.blocks)[: 1 if self._layout.compiled else None]
-        blocks = min(size for size in sizes if size >= len(cells))
+        blocks = min(size for size in self._layout.sizes() if size >= len(cells))
         # What is left in unused places is computed and not counted.
         used = self._buffer[:blocks]
         if len(cells) < blocks:

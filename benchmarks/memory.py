@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from subjects import SIGMA, PaperCNN
 
 from pixeldp import Gaussian, PixelDP, certify, records
+from subjects import SIGMA, PaperCNN
 
 DRAWS = (100, 1000, 10_000, 100_000, 1_000_000)
 INPUTS = (10, 100, 1000, 10_000)

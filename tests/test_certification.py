@@ -155,7 +155,7 @@ def test_a_linear_classifier_is_certified_up_to_its_boundary_and_not_beyond() ->
 def test_too_few_draws_are_refused_before_the_first(
     model: PixelDP, scores: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pixeldp.sampling.sample_scores", lambda *_, **__: pytest.fail("drawn"))
+    monkeypatch.setattr("pixeldp.sampling.draw_all", lambda *_, **__: pytest.fail("drawn"))
     with pytest.raises(TooFewDraws, match="draws must be at least"):
         certify(model, torch.rand(1, 1, 6, 6), draws=3, scores=scores)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -319,12 +320,12 @@ def test_a_trial_grows_while_that_pays_and_no_further(monkeypatch: pytest.Monkey
     model, value = EVEN, torch.randn(1, 5)
     for best in (1, 4, 16):
         monkeypatch.setattr(
-            "pixeldp.layouts._seconds",
+            "pixeldp.layouts.seconds_of",
             lambda *at, best=best: at[-1] * (1 + abs(np.log2(at[-1] / best))),
         )
         assert tried_layout(model, value).blocks == best
     # Were it ever faster, memory still says where to stop.
-    monkeypatch.setattr("pixeldp.layouts._seconds", lambda *_: 1.0)
+    monkeypatch.setattr("pixeldp.layouts.seconds_of", lambda *_: 1.0)
     assert tried_layout(model, value).blocks == 16_384 // 32
     monkeypatch.setattr("pixeldp.layouts._BATCH_BYTES", 40 * 32 * value.nbytes)
     assert tried_layout(model, value).blocks == 32
@@ -357,7 +358,7 @@ def test_a_compiled_back_is_kept_only_if_it_works_and_is_faster(
     """With the clock in hand. Its bits are its own, so that its batches are whole."""
     value, faster = torch.randn(1, 5), True
     monkeypatch.setattr(
-        "pixeldp.layouts._seconds", lambda *at: 0.5 if at[1].compiled is faster else 1.0
+        "pixeldp.layouts.seconds_of", lambda *at: 0.5 if at[1].compiled is faster else 1.0
     )
     monkeypatch.setattr("pixeldp.layouts._MOST_DRAWS", 128)
     monkeypatch.setattr(PixelDP, "compiled_back", lambda model: model.back)
@@ -370,3 +371,26 @@ def test_a_compiled_back_is_kept_only_if_it_works_and_is_faster(
     assert not tried_layout(EVEN, value, compiled=True).compiled
     monkeypatch.setattr(PixelDP, "compiled_back", lambda _: 1 / 0)
     assert not tried_layout(EVEN, value, compiled=True).compiled
+
+
+def test_a_stream_is_the_mersenne_twister_with_all_of_its_words() -> None:
+    """Against NumPy's: torch's 64-bit numbers are made of two of its words each."""
+    name = (1, 5, 0)
+    seeds = np.random.SeedSequence(int.from_bytes(hashlib.sha256(b"1,5,0").digest()))
+    twister = np.random.MT19937()
+    state = twister.state
+    state["state"] = {"key": seeds.generate_state(624, np.uint32), "pos": 624}
+    twister.state = state
+    words = twister.random_raw(2000)
+    drawn = torch.empty(1000, dtype=torch.int64).random_(generator=generator(name, CPU))
+    assert (drawn.numpy() & 0xFFFFFFFF == words[1::2]).all()
+
+
+def test_streams_that_differ_in_their_name_are_not_the_same() -> None:
+    """Neither beyond 32 bits, nor by zeros at the end, nor by a number split in two."""
+    names = [(1,), (1 + 2**32,), (1, 0), (1, 0, 0), (0, 1), (2**32 + 1, 0), (1, 1), (11,)]
+    firsts = {
+        int(torch.empty(1, dtype=torch.int64).random_(generator=generator(name, CPU)))
+        for name in names
+    }
+    assert len(firsts) == len(names)

@@ -157,7 +157,7 @@ def tried_layout(model: PixelDP, value: torch.Tensor, *, compiled: bool = False)
     reference = _trial_logits(model.back, usual, value, 1)
     blocks, before = 1, _peak_bytes(value.device)
     while True:
-        seconds = _seconds(model.back, usual, value, blocks)
+        seconds = seconds_of(model.back, usual, value, blocks)
         rate = blocks * usual.draws / seconds
         if rate > speed * _WORTH:
             best, speed = blocks, rate
@@ -189,13 +189,13 @@ def _compiled_if_faster(model: PixelDP, layout: Layout, value: torch.Tensor) -> 
     with suppress(Exception):
         back = back_of(model, candidate)
         if _same_places(back, candidate, value):
-            plain = _seconds(model.back, layout, value, layout.blocks)
-            if _seconds(back, candidate, value, layout.blocks) * _WORTH < plain:
+            plain = seconds_of(model.back, layout, value, layout.blocks)
+            if seconds_of(back, candidate, value, layout.blocks) * _WORTH < plain:
                 return candidate
     return layout
 
 
-def _seconds(back: Back, layout: Layout, value: torch.Tensor, blocks: int) -> float:
+def seconds_of(back: Back, layout: Layout, value: torch.Tensor, blocks: int) -> float:
     """Return the least time that the back takes for so many blocks."""
     noisy = layout.outside(_inside(layout, value, blocks))
     back(noisy)

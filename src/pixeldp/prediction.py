@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pixeldp._checks import one_of, open_unit, whole
-from pixeldp.bounds.methods import log_evidence
 from pixeldp.bounds.planned import planned_looks
 from pixeldp.errors import TooFewDraws
 from pixeldp.scores import KINDS
-from pixeldp.stopping import Duel
+from pixeldp.stopping import EXCESS, Duel, unanimous_evidence
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +34,7 @@ _SELECTION = 16
 _GROWTH = 1.1
 
 # The least chance of an error that is told: evidence beyond it is no clearer.
-_LEAST_CHANCE = 2.0**-50
+_LEAST_CHANCE = 1e-300
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +110,7 @@ def predict(
     last = whole("draws", draws, least=1)
     whole("selection", selection, least=1)
     one_of("scores", scores, KINDS)
-    _check_draws(last, level)
+    _check_draws(last, level, "beta-binomial" if scores == "argmax" else "betting")
     model.check_inputs(x)
     looks = planned_looks(last, step=block_draws(x.device), growth=_GROWTH)
     seed = checked_seed(seed)
@@ -127,7 +126,7 @@ def predict(
     evidence = np.array([one.evidence for one in rows])
     return Prediction(
         label=np.array([one.label for one in rows], dtype=np.int64),
-        abstained=evidence <= -np.log(level),
+        abstained=evidence <= -np.log(level) + EXCESS,
         chance=np.clip(np.exp(-evidence), _LEAST_CHANCE, 1.0),
         draws=np.array([one.draws + selection for one in rows], dtype=np.int64),
         confidence=confidence,
@@ -135,10 +134,11 @@ def predict(
     )
 
 
-def _check_draws(draws: int, level: float) -> None:
+def _check_draws(draws: int, level: float, bound: str) -> None:
     """Refuse so few draws that unanimous ones could not decide."""
-    most, half = np.arange(1, 4096.0), np.array(0.5)
-    needed = int(np.argmax(log_evidence(most, most, half) > -np.log(level) + 1e-9)) + 1
+    needed = 1
+    while unanimous_evidence(bound, needed, 0.5) <= -np.log(level) + EXCESS:
+        needed += 1
     if draws < needed:
         raise TooFewDraws(
             f"draws must be at least {needed} to decide anything at confidence={1 - level:g}, "

@@ -16,7 +16,7 @@ import torch
 
 from pixeldp._checks import one_of, positive, whole
 from pixeldp.errors import InvalidScores
-from pixeldp.layouts import Layout, back_of, tried_layout, usable_layout
+from pixeldp.layouts import Layout, back_of, seconds_of, tried_layout, usable_layout
 from pixeldp.precisions import arithmetic
 from pixeldp.probing import check_logits, probe_labels
 from pixeldp.scores import KINDS, Drawn, Scores
@@ -76,7 +76,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be."""
-        whole("selection", self.selection, least=0)
+        object.__setattr__(self, "selection", whole("selection", self.selection, least=0))
         one_of("scores", self.kind, KINDS)
         one_of("sketch", self.sketch, (None, *SKETCHES))
         if self.seconds is not None:
@@ -170,11 +170,8 @@ def layout_for(
         usable = usable_layout(model, value, batch=batch)
         if batch is not None:
             return usable
-        rows = layout_rows(usable)
-        one = usable.outside(usable.inside(value).repeat((rows, *[1] * (value.dim() - 1))))
-        began = time.perf_counter()
-        check_logits(model.back(one), rows=rows)
-        if (time.perf_counter() - began) * draws / rows < _WORTH_A_TRIAL and not compiled:
+        seconds = seconds_of(model.back, usable, value, usable.blocks) / layout_rows(usable)
+        if seconds * draws < _WORTH_A_TRIAL and not compiled:
             return usable
         return tried_layout(model, value, compiled=compiled)
 
@@ -305,7 +302,8 @@ class _Sampler:
         # What is left in unused places is computed and not counted.
         used = self._buffer[:blocks]
         if len(cells) < blocks:
-            used[len(cells) :].zero_()
+            # With noisy values too: what a network makes of other values is not its business here.
+            used[len(cells) :].copy_(used[:1].expand_as(used[len(cells) :]))
         logits = self._back(self._layout.outside(used.flatten(0, 1)))
         check_logits(logits, rows=blocks * self._layout.draws)
         if logits.shape[1] != self._labels:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 # An input is given up when the forecast chance that it still reaches its next target is less.
 FORLORN = 0.05
 
+# Evidence must exceed what is asked by this, so that rounding never decides.
+EXCESS = 1e-9
+
 # For the forecast alone: how many standard deviations above a target the mean must end.
 _DEVIATIONS = 3.5
 
@@ -144,7 +147,7 @@ class Evidence:
             p = np.array(target)
             return bool(refuted(np.array(count), np.array(float(drawn.draws)), p, level=self.level))
         weights = _sums(drawn, self.kind).weights().reshape(1, -1)
-        return bool(log_capital(weights, np.array([target]))[0] > -math.log(self.level) + 1e-9)
+        return bool(log_capital(weights, np.array([target]))[0] > -math.log(self.level) + EXCESS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,12 +168,21 @@ class Within:
 
     def done(self, drawn: Drawn) -> bool:
         """Compare the radius that is proved with what it may become."""
-        if not self.tolerance:
+        if not self.tolerance or self._far(drawn):
             return False
         most = 1 - lower_bound(drawn, self.kind, self.bound, FORLORN, misses=True)
         low = lower_bound(drawn, self.kind, self.bound, self.level)
         drawn.proved = max(drawn.proved, low)
         return self.radius(most) - self.radius(drawn.proved) < self.tolerance
+
+    def _far(self, drawn: Drawn) -> bool:
+        """Whether it is plain, without the bounds' roots, that more draws are needed."""
+        total, square = drawn.of_label(self.kind)
+        mean = total / drawn.draws
+        error = math.sqrt(max(square / drawn.draws - mean**2, 0.0) / drawn.draws)
+        ends = (min(max(mean + way * error, 0.0), 1.0) for way in (1.0, -2.0))
+        high, low = (self.radius(end) for end in ends)
+        return high - low > self.tolerance
 
     def settle(self, drawn: Drawn) -> None:
         """Prove what the draws prove."""
@@ -195,7 +207,7 @@ class Duel:
     def done(self, drawn: Drawn) -> bool:
         """Whether the label is ahead of every other."""
         drawn.evidence = max(drawn.evidence, self._least(drawn))
-        return drawn.evidence > -math.log(self.level) + 1e-9
+        return drawn.evidence > -math.log(self.level) + EXCESS
 
     def settle(self, drawn: Drawn) -> None:
         """Look once more."""
@@ -211,6 +223,17 @@ class Duel:
         if sketch is None:
             raise ValueError("a duel of softmax scores needs the sketch of its leads")
         return float(log_capital(sketch[others], np.full(int(others.sum()), 0.5)).min())
+
+
+def unanimous_evidence(bound: str, draws: int, p: float) -> float:
+    """Return the logarithm of the most evidence that so many draws can give of a score above p.
+
+    By the anytime bound ``beta-binomial`` or ``betting``, when all of them are 1.
+    """
+    count, limit = np.array([float(draws)]), np.array([p])
+    if bound == "beta-binomial":
+        return float(log_evidence(count, count, limit)[0])
+    return float(log_capital(Sums(totals=count, draws=count).weights(), limit)[0])
 
 
 def lower_bound(
@@ -239,6 +262,8 @@ def forecast(total: float, square: float, draws: int, last: int, needed: float) 
     approximation, by which no confidence is spent.
     """
     left = last - draws
+    if total + left < needed * last:
+        return 0.0
     mean = (total + 0.5) / (draws + 1)
     variance = max((square + 0.5) / (draws + 1) - mean**2, 1.0 / (draws + 1) ** 2)
     spread = math.sqrt(left * variance * (1 + left / draws)) if left else 0.0

@@ -7,6 +7,8 @@ several does it.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import secrets
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Protocol
@@ -17,6 +19,8 @@ import torch
 from pixeldp.errors import InvalidArgument
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from pixeldp.mechanisms import Mechanism
 
 _MAX_SEED = 2**63 - 1
@@ -44,10 +48,43 @@ def checked_seed(seed: int | None) -> int:
     return int(seed)
 
 
-def generator(words_of_seed: tuple[int, ...], device: torch.device) -> torch.Generator:
-    """Return the generator of the stream with that name."""
-    words = np.random.SeedSequence(words_of_seed).generate_state(1, np.uint64)
-    return torch.Generator(device=device).manual_seed(int(words[0] >> np.uint64(1)))
+def generator(name: tuple[int, ...], device: torch.device) -> torch.Generator:
+    """Return the generator of the stream with that name; other names, other streams.
+
+    The name goes through a cryptographic hash, so that no two names are the same seed, and no
+    stream tells of another. On a processor all 624 words of the generator's state come from it:
+    ``manual_seed`` would use 32 bits, of which one in a few thousand streams shares all.
+    """
+    digest = hashlib.sha256(",".join(map(str, name)).encode()).digest()
+    seeds = np.random.SeedSequence(int.from_bytes(digest))
+    if device.type != "cpu":
+        return torch.Generator(device=device).manual_seed(
+            int(seeds.generate_state(1, np.uint64)[0])
+        )
+    state = _state_of_twister().copy()
+    state[_WORDS] = seeds.generate_state(624, np.uint32)
+    made = torch.Generator()
+    made.set_state(torch.from_numpy(state.view(np.uint8)))
+    return made
+
+
+# Where the words of the Mersenne twister lie in the state of torch's generator, as 64-bit numbers.
+_WORDS = slice(3, 3 + 624)
+
+
+@functools.cache
+def _state_of_twister() -> npt.NDArray[np.uint64]:
+    """Return the state of a generator before its first number, seen to lie as it is read here."""
+    first = 20_190_520
+    state = torch.Generator().manual_seed(first).get_state().numpy().view(np.uint64)
+    # The first two words that the twister makes of a seed (Matsumoto and Nishimura 1998).
+    second = (1_812_433_253 * (first ^ first >> 30) + 1) % 2**32
+    if state[_WORDS][:2].tolist() != [first, second]:
+        raise RuntimeError(
+            "the state of torch.Generator is not laid out as in the versions that pixeldp knows; "
+            "install a version of torch within the range of pyproject.toml"
+        )
+    return state
 
 
 class Noise(Protocol):

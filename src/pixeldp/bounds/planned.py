@@ -71,7 +71,7 @@ def boundaries(p: float, looks: tuple[int, ...], level: float) -> Whole:
         room = level * (look / looks[-1]) ** _SPENDING - spent
         # The last entry, of no count at all, always fits.
         at = int(np.argmax(reaching <= max(room, 0.0)))
-        made.append(min(first + at, look + 1))
+        made.append(min(first + at, look + 1) if room > 0 else look + 1)
         spent += float(reaching[at])
         alive = alive[:at]
         kept = int(np.searchsorted(np.cumsum(alive), _OUTSIDE))

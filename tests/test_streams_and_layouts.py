@@ -379,7 +379,8 @@ def test_a_stream_is_the_mersenne_twister_with_all_of_its_words() -> None:
     seeds = np.random.SeedSequence(int.from_bytes(hashlib.sha256(b"1,5,0").digest()))
     twister = np.random.MT19937()
     state = twister.state
-    state["state"] = {"key": seeds.generate_state(624, np.uint32), "pos": 624}
+    key = seeds.generate_state(624, np.uint32).astype(np.uint32)
+    state["state"] = {"key": key, "pos": 624}
     twister.state = state
     words = twister.random_raw(2000)
     drawn = torch.empty(1000, dtype=torch.int64).random_(generator=generator(name, CPU))

@@ -21,9 +21,10 @@ import numpy as np
 import torch
 
 from pixeldp import Gaussian, PixelDP, records
+from pixeldp.batches import Sampling
 from pixeldp.layouts import back_of
 from pixeldp.precisions import arithmetic
-from pixeldp.sampling import Sampling, draw, layout_for, layout_rows
+from pixeldp.sampling import draw, layout_for, layout_rows
 from pixeldp.stopping import Exactly
 from subjects import SIGMA, PaperCNN, classical, small_resnet
 

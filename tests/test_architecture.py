@@ -37,6 +37,7 @@ ORDER = (
     "streams",
     "probing",
     "layouts",
+    "batches",
     "sampling",
     "certificates",
     "tasks",

@@ -275,8 +275,9 @@ def test_a_target_that_is_reached_is_certified_in_full() -> None:
     """What is certified is the largest target that was reached, and no bit less."""
     targets = [0.1, 0.2, 0.3, 0.5]
     result = certify(linear(), at_distance(150), draws=3000, target=targets, seed=4)
-    assert ((result.radius >= 0.2) & (result.radius < TRUE)).all()
-    assert (result.radius >= 0.3).mean() > 0.9
+    assert (result.radius >= 0.2).all()
+    assert (result.radius >= TRUE).mean() <= 0.05  # as many as alpha allows
+    assert ((result.radius >= 0.3) & (result.radius < TRUE)).mean() > 0.9
     for radius in result.radius:
         reached = max(target for target in targets if target <= radius)
         assert reached <= radius <= reached * (1 + 1e-6)

@@ -11,8 +11,9 @@ from scipy import stats
 from torch import nn
 
 from pixeldp import Gaussian, Laplace, PixelDP, certify, predict
+from pixeldp.batches import Sampling
 from pixeldp.layouts import block_draws, tried_layout
-from pixeldp.sampling import Sampling, draw_all, sample_scores
+from pixeldp.sampling import draw_all, sample_scores
 from pixeldp.stopping import Exactly
 from pixeldp.teams import device_named
 

@@ -9,9 +9,10 @@ from scipy import stats
 from torch import nn
 
 from pixeldp import Gaussian, Laplace, PixelDP
+from pixeldp.batches import Sampling
 from pixeldp.errors import InvalidArgument, InvalidScores
 from pixeldp.layouts import Layout
-from pixeldp.sampling import Sampling, draw, draw_all, sample_scores
+from pixeldp.sampling import draw, draw_all, sample_scores
 from pixeldp.sketches import PLACES, sketch_of
 from pixeldp.stopping import Exactly, Ladder, Within
 from pixeldp.streams import BOUNDING, SELECTION, Own

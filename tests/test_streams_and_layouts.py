@@ -12,6 +12,7 @@ from scipy import stats
 from torch import nn
 
 from pixeldp import Gaussian, Laplace, PixelDP
+from pixeldp.batches import Sampling
 from pixeldp.errors import InvalidArgument
 from pixeldp.layouts import (
     Layout,
@@ -21,7 +22,7 @@ from pixeldp.layouts import (
     usable_layout,
     usual_layout,
 )
-from pixeldp.sampling import Sampling, draw_all, layout_for, layout_rows, sample_scores
+from pixeldp.sampling import draw_all, layout_for, layout_rows, sample_scores
 from pixeldp.stopping import Exactly
 from pixeldp.streams import BOUNDING, SELECTION, Own, Shared, checked_seed, generator
 
@@ -358,7 +359,8 @@ def test_a_compiled_back_is_kept_only_if_it_works_and_is_faster(
     """With the clock in hand. Its bits are its own, so that its batches are whole."""
     value, faster = torch.randn(1, 5), True
     monkeypatch.setattr(
-        "pixeldp.layouts.seconds_of", lambda *at: 0.5 if at[1].compiled is faster else 1.0
+        "pixeldp.layouts.seconds_of",
+        lambda *at: at[3] * (0.5 if at[1].compiled is faster else 1.0),
     )
     monkeypatch.setattr("pixeldp.layouts._MOST_DRAWS", 128)
     monkeypatch.setattr(PixelDP, "compiled_back", lambda model: model.back)

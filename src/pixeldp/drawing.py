@@ -27,7 +27,7 @@ from pixeldp.errors import RunBusy, RunCorrupt, RunTooNew, RunUnfinished
 from pixeldp.journals import Journal, merged, read_journal
 from pixeldp.layouts import Layout
 from pixeldp.probing import probe_labels
-from pixeldp.sampling import Sampling, draw, layout_for
+from pixeldp.sampling import draw, layout_for
 from pixeldp.scores import Drawn, Scores
 from pixeldp.streams import fresh_seed
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from pixeldp.batches import Sampling
     from pixeldp.model import PixelDP
     from pixeldp.runs import RunConfig
     from pixeldp.tasks import Task
@@ -182,6 +183,7 @@ def _agreed(work: Work) -> tuple[Plan, Scores | None]:
                 "as before, or drop its draws with --restart"
             )
     # Refuse a network whose scores mean nothing, and too few draws, before anything is written.
+    work.model.check_inputs(work.inputs)
     labels = probe_labels(work.model, work.inputs)
     work.task.check_draws(labels, inputs=len(work.inputs))
     _sampling(work, seed=0)

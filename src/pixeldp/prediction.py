@@ -102,8 +102,9 @@ def predict(
     >>> made.label[0], made.abstained.tolist(), bool(made.draws[0] < made.draws[1])
     (np.int64(0), [False, True], True)
     """
+    from pixeldp.batches import Sampling
     from pixeldp.layouts import block_draws
-    from pixeldp.sampling import Sampling, draw_all
+    from pixeldp.sampling import draw_all
     from pixeldp.streams import checked_seed
 
     level = 1 - open_unit("confidence", confidence)

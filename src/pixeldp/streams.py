@@ -94,19 +94,25 @@ class Noise(Protocol):
         """Overwrite ``out`` with ``value`` plus the noise of that block."""
 
 
+# An input's blocks take turns at so many streams, which can be read at the same time.
+LANES = 2
+
+
 class Own:
-    """Noise of one input's own, independent of that of all others."""
+    """Noise of one input's own, independent of that of all others.
+
+    A lane is read from its beginning: its blocks must be asked for in their order.
+    """
 
     def __init__(
         self, mechanism: Mechanism, seed: int, number: int, purpose: int, device: torch.device
     ) -> None:
         self._mechanism = mechanism
-        self._generator = generator((seed, number, purpose), device)
+        self._lanes = [generator((seed, number, purpose, lane), device) for lane in range(LANES)]
 
     def add(self, out: torch.Tensor, value: torch.Tensor, block: int) -> None:
-        """Draw the next block; ``block`` is its number."""
-        del block  # a stream is read from its beginning
-        self._mechanism.fill(out, self._generator).add_(value)
+        """Draw the next block of its lane; ``block`` is its number."""
+        self._mechanism.fill(out, self._lanes[block % LANES]).add_(value)
 
 
 class Shared:

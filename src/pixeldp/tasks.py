@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, Decimal
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,9 +31,9 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from pixeldp.batches import Sampling
     from pixeldp.layouts import Layout
     from pixeldp.mechanisms import Mechanism
-    from pixeldp.sampling import Sampling
 
     Array = npt.NDArray[np.float64]
 
@@ -193,7 +194,7 @@ class Task:
         compiled: bool = False,
     ) -> Sampling:
         """Return what is to be drawn of each of so many inputs."""
-        from pixeldp.sampling import Sampling
+        from pixeldp.batches import Sampling
 
         rule = self.rule(noise=noise, sensitivity=sensitivity, inputs=inputs)
         betting = self.method == "betting" and self.scores == "softmax"
@@ -219,8 +220,11 @@ class Task:
                 radius_of, noise=noise, certificate=self.certificate, sensitivity=sensitivity
             )
             return Within(self.tolerance or 0.0, radius, looks, level, self.scores, self.method)
+        # A radius is written down with six decimals, rounded down: it must still be the target.
         scores = tuple(
-            score_for(target, noise=noise, certificate=self.certificate, sensitivity=sensitivity)
+            score_for(
+                _written(target), noise=noise, certificate=self.certificate, sensitivity=sensitivity
+            )
             for target in self.targets
         )
         self._check_targets(scores, level)
@@ -262,6 +266,11 @@ class Task:
             looks = planned_looks(draws, step=self.step)
             return bool((boundaries(score, looks, level) <= np.array(looks)).any())
         return bool(unanimous_evidence(self.method, draws, score) > -np.log(level) + EXCESS)
+
+
+def _written(target: float) -> float:
+    """Return the least number of six decimals that is at least the target."""
+    return float(Decimal(target).quantize(Decimal("1e-6"), rounding=ROUND_CEILING))
 
 
 def targets_of(target: float | Sequence[float] | None) -> tuple[float, ...]:

@@ -113,14 +113,14 @@ def test_killed_at_random_moments_it_ends_with_the_same_files(
     began = time.monotonic()
     workflow.certify_run(alone, **options)  # type: ignore[arg-type]
     took = time.monotonic() - began
-    longest = str(0.4 + took / 8)
+    longest = str(0.6 + took / 8)
     command = [sys.executable, "-c", KILLER, str(killed), str(KILLS), longest, repr(options)]
     done = subprocess.run(
         command, env=ENVIRONMENT, timeout=300, capture_output=True, text=True, check=True
     )
     times_killed, times_grown = map(int, done.stdout.split())
     assert times_killed >= KILLS // 2, done.stderr
-    assert times_grown >= 5, done.stderr  # they were killed in the middle of their work
+    assert times_grown >= 3, done.stderr  # they were killed in the middle of their work
     assert deterministic(killed) == deterministic(alone)
     assert not list((killed / "scores").glob("journal-*"))
 

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from pixeldp.sensitivities.account import Account
 
 
+# Inputs whose values are looked at together.
+_CHECKED_AT_ONCE = 256
+
+
 class PixelDP(nn.Module):
     """A network with noise at one place: ``A(x) = back(front(x) + Z)``.
 
@@ -160,8 +164,14 @@ class PixelDP(nn.Module):
                 f"x must have shape (batch, {', '.join(map(str, self.input_shape))}), "
                 f"got {tuple(x.shape)}"
             )
-        if not torch.isfinite(x).all():
-            row = int((~torch.isfinite(x.flatten(1))).any(1).nonzero()[0])
+        # A part at a time: what is needed meanwhile does not grow with the inputs.
+        for first in range(0, len(x), _CHECKED_AT_ONCE):
+            self._check_values(x[first : first + _CHECKED_AT_ONCE], first)
+
+    def _check_values(self, x: torch.Tensor, first: int) -> None:
+        finite = torch.isfinite(x)
+        if not finite.all():
+            row = first + int((~finite.flatten(1)).any(1).nonzero()[0])
             raise InvalidInput(f"x must be finite, got NaN or infinity in input {row}")
         if self.input_range is not None:
             low, high = self.input_range

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import torch
+
 from deciding import CONFIDENCE, CURVE, DRAWS, KEPT, model_of
 from engine import back_rate, engine_rate
-from subjects import SIGMA, PaperCNN, mnist, small_resnet, trained_cnn
-
 from pixeldp import Gaussian, PixelDP, certify, records
 from pixeldp.sampling import layout_for
 from pixeldp.teams import device_named
+from subjects import SIGMA, PaperCNN, mnist, small_resnet, trained_cnn
 
 
 def rates(network: torch.nn.Module, shape: tuple[int, ...], rounds: int) -> dict[str, int]:
@@ -36,7 +36,6 @@ def rates(network: torch.nn.Module, shape: tuple[int, ...], rounds: int) -> dict
                 rate = engine_rate(model, x, layout, shared=shared, draws=20_000)
                 found.setdefault(way, []).append(rate)
             alone = back_rate(model, x, layout, draws=400_000)
-            torch.cuda.synchronize()
             found.setdefault(f"back alone: {precision}", []).append(alone)
     return {way: round(float(np.median(values))) for way, values in found.items()}
 

@@ -134,6 +134,15 @@ def growth() -> str:
     return "\n\n".join(made)
 
 
+def gpu() -> str:
+    """Return thousands of draws a second on a GPU."""
+    kept = numbers("accelerator")["draws a second"]
+    head = [("", *kept), ("---",) * (len(kept) + 1)]
+    ways = list(next(iter(kept.values())))
+    body = [(way, *(f"{row[way] / 1000:,.0f}" for row in kept.values())) for way in ways]
+    return rows(*head, *body)
+
+
 TABLES = {
     "rates": rates,
     "ratios": ratios,
@@ -141,6 +150,7 @@ TABLES = {
     "curve": curve,
     "memory": memory,
     "growth": growth,
+    "gpu": gpu,
 }
 
 if __name__ == "__main__":

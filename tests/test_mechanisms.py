@@ -148,7 +148,7 @@ def test_certain_scores_are_never_nan(mechanism: Mechanism) -> None:
             r"scale must be a finite number above 0, got scale=0",
         ),
         (lambda: Gaussian(scale=math.nan, norm=2), "scale must be a finite number above 0"),
-        (lambda: Laplace(scale=1.0, norm=3), "norm must be one of 1, 2"),
+        (lambda: Laplace(scale=1.0, norm=3), "norm must be one of 0, 1, 2, inf"),
         (
             lambda: Gaussian.for_attack(size=1, epsilon=1.5, delta=0.1, norm=2),
             r"epsilon must be in \(0, 1\] for the Gaussian mechanism, got epsilon=1.5",

@@ -58,7 +58,7 @@ def test_changed_coordinates_stay_inside_and_one_more_does_not(
 
 
 def test_refusals_name_the_value() -> None:
-    with pytest.raises(InvalidArgument, match=r"norm must be one of 1, 2, got norm=3"):
+    with pytest.raises(InvalidArgument, match=r"norm must be one of 0, 1, 2, inf, got norm=3"):
         attack_norm(3)
     with pytest.raises(InvalidArgument, match="0-norm bounds no other"):
         L0.radius_in(L2, 1.0, coordinates=3)

@@ -344,7 +344,8 @@ def test_two_nodes_of_torchrun_one_killed_give_the_result_of_one_process(
     options = {"draws": 1500, "images": 150, "seed": 5}
     workflow.certify_run(alone, **options)  # type: ignore[arg-type]
     asked = [f"--{name}={value}" for name, value in options.items()]
-    port = 20_000 + os.getpid() % 20_000
+    port = 20_000 + os.getpid() % 12_000  # below those that the system hands out by itself
+    logs = [(shared.parent / f"node-{node}.log").open("w+") for node in range(2)]
     agents = [
         subprocess.Popen(
             [
@@ -354,17 +355,20 @@ def test_two_nodes_of_torchrun_one_killed_give_the_result_of_one_process(
                 *("-m", "pixeldp", "certify", str(shared), *asked),
             ],
             env=ENVIRONMENT,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stdout=logs[node],
+            stderr=logs[node],
         )
-        for _ in range(2)
+        for node in range(2)
     ]
     try:
         killed = _kill_when_drawing(shared, agents[1].pid)
         assert [agent.wait(timeout=180) for agent in agents] == [0, 0]
     finally:
-        for agent in agents:
+        for agent, log in zip(agents, logs, strict=True):
             agent.kill()
+            log.seek(0)
+            print(log.read())  # shown if the test fails
+            log.close()
     assert killed
     assert deterministic(shared) == deterministic(alone)
 

@@ -366,8 +366,9 @@ def test_two_nodes_of_torchrun_one_killed_give_the_result_of_one_process(
     finally:
         for agent, log in zip(agents, logs, strict=True):
             agent.kill()
+            agent.wait()
             log.seek(0)
-            print(log.read())  # shown if the test fails
+            sys.stderr.write(log.read())  # shown if the test fails
             log.close()
     assert killed
     assert deterministic(shared) == deterministic(alone)

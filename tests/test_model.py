@@ -322,3 +322,10 @@ def test_impossible_parameters_are_refused(network: nn.Module) -> None:
 def test_it_names_its_noise(model: PixelDP) -> None:
     assert "after='0'" in repr(model)
     assert "scale=0.5" in repr(model)
+
+
+def test_the_input_that_is_not_finite_is_named_among_many(model: PixelDP) -> None:
+    x = torch.zeros(600, 1, 6, 6)
+    x[431, 0, 2, 2] = torch.nan
+    with pytest.raises(InvalidInput, match=r"in input 431$"):
+        model.check_inputs(x)

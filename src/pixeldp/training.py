@@ -26,8 +26,8 @@ class Recipe(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     epochs: int = Field(default=80, ge=1)
-    batch_size: int = Field(default=64, ge=1)
-    learning_rate: float = Field(default=0.1, gt=0)
+    batch_size: int = Field(default=32, ge=1)
+    learning_rate: float = Field(default=0.05, gt=0)
     momentum: float = Field(default=0.9, ge=0, lt=1)
     weight_decay: float = Field(default=5e-4, ge=0)
     seed: int = Field(default=1, ge=0)

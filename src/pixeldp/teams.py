@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 
+# To meet takes no longer than this. After a restart some may wait for others where these do not
+# look (torchrun numbers the restarts of each machine by itself); then they start once more.
+_MEETING = dt.timedelta(seconds=60)
+
 # Whoever is done early waits for the others, however long they take; who dies is noticed.
 _PATIENCE = dt.timedelta(days=30)
 
@@ -44,6 +48,7 @@ class _Torchrun(Team):
     def __init__(self) -> None:
         self.rank = distributed.get_rank()
         self.size = distributed.get_world_size()
+        self._group = distributed.new_group(timeout=_PATIENCE, backend="gloo")
 
     def told(self, find: Callable[[], Value]) -> Value:
         """Let process 0 find it and tell the others."""
@@ -53,7 +58,7 @@ class _Torchrun(Team):
                 answer[0] = find()
             except Exception as error:  # noqa: BLE001 - raised again in every process
                 answer[1] = error
-        distributed.broadcast_object_list(answer)
+        distributed.broadcast_object_list(answer, group=self._group)
         if answer[1] is not None:
             raise answer[1]
         found: Value = answer[0]
@@ -62,7 +67,7 @@ class _Torchrun(Team):
     def shared(self, value: Value) -> list[Value]:
         """Exchange values."""
         values: list[Any] = [None] * self.size
-        distributed.all_gather_object(values, value)
+        distributed.all_gather_object(values, value, group=self._group)
         return values
 
 
@@ -72,7 +77,7 @@ def team() -> Iterator[Team]:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield Team()
         return
-    distributed.init_process_group("gloo", timeout=_PATIENCE)
+    distributed.init_process_group("gloo", timeout=_MEETING)
     try:
         yield _Torchrun()
     finally:

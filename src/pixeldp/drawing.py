@@ -194,7 +194,7 @@ def _agreed(work: Work) -> tuple[Plan, Scores | None]:
 
 
 def _layout(work: Work) -> Layout:
-    total = len(work.inputs) * int(work.task.draws)
+    total = len(work.inputs) * work.task.draws
     # Draws that are stopped are a fraction of what they might be.
     expected = total // 20 if work.task.adaptive else total
     return layout_for(

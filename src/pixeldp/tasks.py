@@ -12,7 +12,7 @@ import numpy as np
 from pixeldp._checks import one_of, open_unit, positive, whole
 from pixeldp.bounds import DEFAULT_METHOD, PLANS, check_draws
 from pixeldp.bounds.methods import METHODS
-from pixeldp.bounds.planned import boundaries, planned_looks
+from pixeldp.bounds.planned import GROWTH, boundaries, planned_looks
 from pixeldp.certificates import CERTIFICATES, certified_radius
 from pixeldp.errors import InvalidArgument, TooFewDraws
 from pixeldp.scores import KINDS
@@ -94,8 +94,7 @@ class Task:
             positive("seconds", self.seconds)
         if self.adaptive:
             self._check_adaptive()
-        plan_for(self.plan, selected=self.selected > 0)
-        _ = self.method
+        _ = self.way, self.method
 
     def _check_adaptive(self) -> None:
         if not self.selected:
@@ -128,18 +127,27 @@ class Task:
             return stopping_bound(self.scores, self.bound, targets=bool(self.targets))
         return method_for(self.scores, self.bound)
 
+    @property
+    def way(self) -> str:
+        """How alpha is spent."""
+        return plan_for(self.plan, selected=self.selected > 0)
+
+    @property
+    def sketched(self) -> bool:
+        """Whether the bound needs a sketch of the softmax scores."""
+        return self.method == "betting" and self.scores == "softmax"
+
     def drawing(self) -> dict[str, Any]:
         """Return all that decides what is drawn: how draws are bounded later need not.
 
         A rule that looks at the draws needs all of it. A number that is fixed beforehand serves
         any confidence, bound and certificate.
         """
-        sketch = self.method == "betting" and self.scores == "softmax"
         drawing: dict[str, Any] = {
             "draws": self.draws,
             "selection": self.selected,
             "scores": self.scores if self.selected else "both",
-            "sketch": sketch,
+            "sketch": self.sketched,
             "shared_noise": self.shared_noise,
         }
         if self.adaptive:
@@ -165,12 +173,8 @@ class Task:
 
     def looks(self) -> tuple[int, ...]:
         """Return the numbers of draws at which the rule is asked."""
-        last = self.draws
-        return (
-            planned_looks(last, step=self.step)
-            if self.targets
-            else planned_looks(last, step=self.step, growth=_GROWTH)
-        )
+        growth = GROWTH if self.targets else _GROWTH
+        return planned_looks(self.draws, step=self.step, growth=growth)
 
     def check_draws(self, labels: int, *, inputs: int) -> None:
         """Refuse, before the first draw, what could not certify anything."""
@@ -180,7 +184,7 @@ class Task:
                 labels=labels,
                 confidence=1 - self.alpha(inputs),
                 method=self.method,
-                plan=plan_for(self.plan, selected=self.selected > 0),
+                plan=self.way,
             )
 
     def sampling(
@@ -197,13 +201,12 @@ class Task:
         from pixeldp.batches import Sampling
 
         rule = self.rule(noise=noise, sensitivity=sensitivity, inputs=inputs)
-        betting = self.method == "betting" and self.scores == "softmax"
         return Sampling(
             rule=rule,
             seed=seed,
             selection=self.selected,
             kind=self.scores,
-            sketch="scores" if betting else None,
+            sketch="scores" if self.sketched else None,
             shared=self.shared_noise,
             seconds=self.seconds,
             layout=layout,
@@ -291,9 +294,13 @@ def targets_of(target: float | Sequence[float] | None) -> tuple[float, ...]:
 
 def radius_of(score: float, *, noise: Mechanism, certificate: str, sensitivity: float) -> float:
     """Return the radius of a label whose expected score is at least ``score``, against the rest."""
-    rest = np.nextafter(1 - score, 1.0)
-    radius = certified_radius(score, rest, noise, certificate=certificate, sensitivity=sensitivity)
-    return float(radius)
+    radii = _radii(np.array(score), noise, certificate, sensitivity)
+    return float(radii)
+
+
+def _radii(scores: Array, noise: Mechanism, certificate: str, sensitivity: float) -> Array:
+    rest = np.nextafter(1 - scores, 1.0)
+    return certified_radius(scores, rest, noise, certificate=certificate, sensitivity=sensitivity)
 
 
 def score_for(target: float, *, noise: Mechanism, certificate: str, sensitivity: float) -> float:
@@ -306,10 +313,7 @@ def score_for(target: float, *, noise: Mechanism, certificate: str, sensitivity:
     """
 
     def reaches(scores: Array) -> npt.NDArray[np.bool_]:
-        rest = np.nextafter(1 - scores, 1.0)
-        found = certified_radius(
-            scores, rest, noise, certificate=certificate, sensitivity=sensitivity
-        )
+        found = _radii(scores, noise, certificate, sensitivity)
         return np.asarray((found > 0) & (found >= target))
 
     low, high = _LEADS, float(np.nextafter(1.0, 0.0))

@@ -23,7 +23,7 @@ from pixeldp.prediction import Prediction, predict
 from pixeldp.report import Results
 from pixeldp.runs import CertificationSettings, RunConfig
 from pixeldp.streams import checked_seed
-from pixeldp.tasks import Task, plan_for
+from pixeldp.tasks import Task
 from pixeldp.teams import Team
 from pixeldp.training import train
 from pixeldp.watching import Watch
@@ -203,12 +203,12 @@ def _settings(work: Work, scores: Scores) -> CertificationSettings:
         scores=task.scores,
         certificate=task.certificate,
         bound=task.method,
-        plan=plan_for(task.plan, selected=task.selected > 0),
+        plan=task.way,
         selection=task.selected,
         simultaneous=task.simultaneous,
         sensitivity=work.model.sensitivity,
         images=len(work.inputs),
-        draws=int(task.draws),
+        draws=task.draws,
         seed=scores.seed,
         targets=task.targets,
         tolerance=task.tolerance,
